@@ -1,0 +1,219 @@
+"""Frozen results that the layers hand on. NumPy only: no torch, no transformers.
+
+All numbers are 0-based. Layers are the model's own numbers, heads are those of the original model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas
+
+ANALYSIS_SCHEMA = "headscope/analysis@1"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One run of attention layers: `self`, `encoder`, `decoder`, `cross`, `text`, `vision`, `audio`, or a module path."""
+
+    name: str
+    layers: tuple[int, ...]
+    num_heads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model is. `num_layers`, `num_heads` and their like are None where layers differ."""
+
+    name: str
+    type: str
+    class_name: str
+    dtype: str
+    device: str
+    num_layers: int | None
+    num_heads: int | None
+    num_kv_heads: int | None
+    head_dim: int | None
+    hidden_size: int | None
+    stacks: tuple[Stack, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `model` object of the JSON contract."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "class": self.class_name,
+            "dtype": self.dtype,
+            "device": self.device,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_size": self.hidden_size,
+            "stacks": [
+                {"name": s.name, "layers": list(s.layers), "num_heads": list(s.num_heads)} for s in self.stacks
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class InputInfo:
+    """What was measured: number of texts, of tokens over all of them, of texts cut short, the first text's tokens."""
+
+    texts: int
+    tokens: int
+    truncated: int
+    first_tokens: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `inputs` object of the JSON contract."""
+        return {
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "truncated": self.truncated,
+            "first_tokens": list(self.first_tokens),
+        }
+
+
+@dataclass(frozen=True)
+class RuleInfo:
+    """The rule set that gave the labels, and its thresholds by metric."""
+
+    name: str
+    thresholds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over several texts: standard deviation and a 95 % interval of the mean (None for one text)."""
+
+    sd: float | None
+    low: float | None
+    high: float | None
+    texts: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """One value of the `spread` object of the JSON contract."""
+        return {"sd": self.sd, "low": self.low, "high": self.high, "texts": self.texts}
+
+
+@dataclass(frozen=True)
+class HeadRecord:
+    """One head: its label, its metrics and what chance would give.
+
+    Attributes:
+        metrics: Value by metric name; None where nothing could be measured. Entropies are in nats, distances in tokens,
+            everything else is a share of attention between 0 and 1.
+        chance: What a head that spreads uniformly over its visible keys scores on the same rows, by metric name.
+        at_chance: Names of the metrics that are no better than chance.
+        rest_pattern: For an attention sink, the label of the weights without the first column, else None.
+        spread: With several texts, the spread by metric name, else None.
+        types: Evidence records of the head catalogue.
+    """
+
+    stack: str
+    layer: int
+    head: int
+    kv_head: int
+    pattern: str
+    runner_up: str | None
+    metrics: Mapping[str, float | None]
+    chance: Mapping[str, float | None]
+    at_chance: tuple[str, ...] = ()
+    rest_pattern: str | None = None
+    spread: Mapping[str, Spread] | None = None
+    types: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The head's short name, `L5H3`."""
+        return f"L{self.layer}H{self.head}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """One record of the `heads` list of the JSON contract."""
+        return {
+            "stack": self.stack,
+            "layer": self.layer,
+            "head": self.head,
+            "kv_head": self.kv_head,
+            "pattern": self.pattern,
+            "runner_up": self.runner_up,
+            "metrics": dict(self.metrics),
+            "chance": dict(self.chance),
+            "at_chance": list(self.at_chance),
+            "rest_pattern": self.rest_pattern,
+            "spread": None if self.spread is None else {k: v.to_dict() for k, v in self.spread.items()},
+            "types": [dict(t) for t in self.types],
+        }
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The attention matrices of one layer on one text, for pictures.
+
+    Attributes:
+        heads: The head numbers, in the order of the first axis of `weights`.
+        weights: float32, (heads, query, key).
+        queries: One readable label a row.
+        keys: One readable label a column.
+    """
+
+    stack: str
+    layer: int
+    heads: tuple[int, ...]
+    weights: NDArray[np.float32]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Everything that one analysis found; `to_dict` is the JSON contract's object."""
+
+    model: ModelInfo
+    engine: str
+    rules: RuleInfo
+    inputs: InputInfo
+    heads: tuple[HeadRecord, ...]
+    versions: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    maps: tuple[AttentionMap, ...] = field(default=(), repr=False)
+
+    def head(self, layer: int, head: int, stack: str | None = None) -> HeadRecord:
+        """The record of one head. Raises KeyError where there is none, or where `stack` is needed to tell two apart."""
+        found = [h for h in self.heads if (h.layer, h.head) == (layer, head) and stack in (None, h.stack)]
+        if len(found) != 1:
+            raise KeyError(f"L{layer}H{head} of stack {stack or 'any'}: {len(found)} heads match")
+        return found[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `headscope analyze -f json` prints; maps are left out."""
+        return {
+            "schema": ANALYSIS_SCHEMA,
+            "versions": dict(self.versions),
+            "model": self.model.to_dict(),
+            "engine": self.engine,
+            "rules": {"name": self.rules.name, "thresholds": dict(self.rules.thresholds)},
+            "inputs": self.inputs.to_dict(),
+            "heads": [h.to_dict() for h in self.heads],
+            "warnings": list(self.warnings),
+        }
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One row a head, one column a metric. Raises ImportError where pandas is not installed."""
+        import pandas
+
+        from headscope.views.records import flat_records
+
+        return pandas.DataFrame(flat_records(self))
+
+    def _repr_html_(self) -> str:
+        from headscope.views.notebook import analysis_html
+
+        return analysis_html(self)
