@@ -1,0 +1,234 @@
+"""`headscope analyze`: label attention heads on texts."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+import headscope
+from headscope.cli import inputs, options
+from headscope.cli.errors import reported, say
+from headscope.cli.output import Sink, check_directory, check_target
+from headscope.errors import InputError
+
+if TYPE_CHECKING:
+    from headscope.results import Analysis
+
+_MEASURE = "Measurement"
+
+Rules = Annotated[
+    str,
+    typer.Option(
+        "--rules",
+        metavar="RULES",
+        help="What earns a label: seed, calibrated or a .toml file.",
+        rich_help_panel=_MEASURE,
+    ),
+]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        "--metrics",
+        metavar="METRICS",
+        help="What is measured: core, all or names with commas.",
+        rich_help_panel=_MEASURE,
+    ),
+]
+Engine = Annotated[
+    Literal["auto", "layerwise", "full"],
+    typer.Option(
+        "--engine", help="How attention is read: one layer at a time, or all at once.", rich_help_panel=_MEASURE
+    ),
+]
+Words = Annotated[bool, typer.Option("--words", help="Merge sub-word pieces into words.", rich_help_panel=_MEASURE)]
+ExcludeSpecial = Annotated[
+    bool,
+    typer.Option(
+        "--exclude-special", help="Leave special tokens out, rows and columns; renormalise.", rich_help_panel=_MEASURE
+    ),
+]
+Heatmaps = Annotated[
+    Path | None,
+    typer.Option(
+        "--heatmaps", metavar="DIR", help="Also draw PNGs there, of the first text.", rich_help_panel="Output"
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        metavar="FILE.npz",
+        help="Also write tokens and matrices of the first text, an array STACK.LAYER each.",
+        rich_help_panel="Output",
+    ),
+]
+
+
+def analyze(
+    text: options.Texts = None,
+    file: options.TextFile = None,
+    ids: options.Ids = None,
+    tokenizer: options.Tokenizer = None,
+    decoder_text: options.DecoderTexts = None,
+    image: options.Images = None,
+    audio: options.Sounds = None,
+    max_length: options.MaxLength = None,
+    strict_length: options.StrictLength = False,
+    batch_size: options.BatchSize = None,
+    model: options.Model = None,
+    revision: options.Revision = None,
+    layer: options.Layer = "all",
+    head: options.Head = "all",
+    stack: options.Stacks = None,
+    device: options.Device = "auto",
+    dtype: options.DType = None,
+    device_map: options.DeviceMap = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    seed: options.Seed = 0,
+    rules: Rules = "seed",
+    metrics: Metrics = "core",
+    engine: Engine = "auto",
+    words: Words = False,
+    exclude_special: ExcludeSpecial = False,
+    format: options.Format = None,
+    output: options.Output = None,
+    heatmaps: Heatmaps = None,
+    weights: Weights = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure and label attention heads on texts, images or sounds."""
+    with reported(debug):
+        sink = Sink(output, force)
+        sink.check()
+        _check_pictures(heatmaps, weights, force)
+        chosen = _chosen_format(output, format)
+        texts = inputs.read_texts(text, file)
+        sequences = inputs.parse_ids(ids)
+        images, sounds = inputs.check_files(image, "image"), inputs.check_files(audio, "sound")
+        inputs.check_combination(texts, sequences, decoder_text, images or sounds)
+        with _progress(quiet, debug):
+            _seed_everything(seed)
+            analysis = headscope.analyze(
+                model,
+                texts or None,
+                tokenizer=tokenizer,
+                layer=layer,
+                head=head,
+                stack=_names(stack),
+                rules=rules,
+                metrics=metrics,
+                engine=engine,
+                ids=sequences,
+                decoder_texts=decoder_text or None,
+                images=images,
+                audio=sounds,
+                max_length=max_length,
+                strict_length=strict_length,
+                batch_size=batch_size,
+                words=words,
+                exclude_special=exclude_special,
+                maps=heatmaps is not None or weights is not None,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                device_map=device_map,
+                trust_remote_code=trust_remote_code,
+            )
+        _tell(analysis, quiet)
+        _write_pictures(analysis, heatmaps, weights, force)
+        _write(analysis, chosen, sink)
+
+
+def _chosen_format(output: Path | None, format: str | None) -> str:
+    from headscope.views.records import format_for
+
+    return format_for(output, format)
+
+
+def _check_pictures(heatmaps: Path | None, weights: Path | None, force: bool) -> None:
+    if weights is not None:
+        if weights.suffix != ".npz":
+            raise InputError(f"--weights writes .npz, not {weights.name!r}", "name a file that ends with .npz")
+        check_target(weights, force)
+    if heatmaps is None:
+        return
+    if heatmaps.exists() and not heatmaps.is_dir():
+        raise InputError(f"{heatmaps} is not a directory", "--heatmaps takes a directory")
+    if not force and heatmaps.is_dir() and any(heatmaps.glob("*.png")):
+        raise InputError(f"{heatmaps} already holds pictures", "use --force to overwrite them, or another directory")
+    check_directory(heatmaps if heatmaps.is_dir() else heatmaps.parent)
+
+
+def _names(stack: Sequence[str] | None) -> list[str] | None:
+    names = [name.strip() for given in stack or [] for name in given.split(",")]
+    return [name for name in names if name] or None
+
+
+def _seed_everything(seed: int) -> None:
+    """A few architectures draw random numbers in the forward pass (hashing, random blocks, masks)."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def _progress(quiet: bool, debug: bool) -> Iterator[None]:
+    """A spinner on a terminal; Python warnings of other libraries stay out of the output unless `debug`."""
+    with warnings.catch_warnings():
+        if not debug:
+            warnings.simplefilter("ignore")
+        if quiet or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status("loading the model and measuring …"):
+            yield
+
+
+def _tell(analysis: Analysis, quiet: bool) -> None:
+    """The header and the warnings, on standard error."""
+    from headscope.views.sections import facts
+
+    if not quiet:
+        for name, value in facts(analysis):
+            say(name, value)
+    for warning in analysis.warnings:
+        say("warning", warning)
+
+
+def _write_pictures(analysis: Analysis, heatmaps: Path | None, weights: Path | None, force: bool) -> None:
+    if heatmaps is not None:
+        from headscope.views.heatmaps import write_heatmaps
+
+        write_heatmaps(analysis, heatmaps, force=force)
+    if weights is not None:
+        from headscope.cli.weights import write_weights
+
+        write_weights(analysis, weights, force)
+
+
+def _write(analysis: Analysis, chosen: str, sink: Sink) -> None:
+    if chosen == "table" and sink.path is None:
+        from rich.console import Console
+
+        from headscope.views.tables import analysis_table
+
+        Console().print(analysis_table(analysis))
+        return
+    from headscope.views.records import render
+
+    sink.text(render(analysis, chosen))
