@@ -1,0 +1,1 @@
+"""Results in, text and pictures out: tables, JSON, CSV, Markdown, HTML, PNG."""

@@ -1,0 +1,167 @@
+"""The tables: an overview of whole models, and a table a layer with every head's numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from headscope.results import Analysis, HeadRecord
+from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
+from headscope.views.label_map import LabelMap
+from headscope.views.labels import LabelStyle, labels_shown, strongest
+from headscope.views.sections import Layers, by_stack, covers_model, facts, has_spread, metric_names
+from headscope.views.text import visible
+
+CHANCE_MARK = "~"
+MISSING = "-"
+
+
+def analysis_table(analysis: Analysis, *, header: bool = True) -> RenderableType:
+    """The overview where the analysis covers all layers and heads of its stacks, else the heads' tables."""
+    return overview(analysis, header=header) if covers_model(analysis) else head_tables(analysis, header=header)
+
+
+def table_text(analysis: Analysis, *, width: int = 100) -> str:
+    """`analysis_table` and the warnings as plain text without colour, `width` cells wide."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(analysis_table(analysis))
+    for line in warning_lines(analysis):
+        console.print(line)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def header_lines(analysis: Analysis) -> RenderableType:
+    """Model, class, inputs and rules: what a reader needs to know before believing a number."""
+    return Facts([(name, visible(value)) for name, value in facts(analysis)])
+
+
+def warning_lines(analysis: Analysis) -> list[Text]:
+    """The analysis's warnings, one line each."""
+    return [Text.assemble(("warning: ", "bold yellow"), visible(warning)) for warning in analysis.warnings]
+
+
+def overview(analysis: Analysis, *, header: bool = True) -> RenderableType:
+    """Per stack: how many heads of each label a layer has, the strongest of each, and the label map."""
+    styles = labels_shown(analysis)
+    parts: list[RenderableType] = [header_lines(analysis), Text()] if header else []
+    for stack, layers in by_stack(analysis).items():
+        parts += [_title(stack), _summary(layers, styles), Text(), LabelMap(layers, styles), Text()]
+    parts.append(_overview_legend(analysis, styles))
+    return Group(*parts)
+
+
+def _title(stack: str, rest: str = "") -> Lines:
+    return Lines([Text(visible(stack) + rest, style="bold")])
+
+
+def _summary(layers: Layers, styles: Mapping[str, LabelStyle]) -> ColumnBlocks:
+    columns = [Column(Text("layer"), tuple(Text(f"L{layer}") for layer in layers))]
+    count_width = max(len(str(len(records))) for records in layers.values())
+    head_width = max(len(record.name.partition("H")[2]) for records in layers.values() for record in records)
+    for label, style in styles.items():
+        if not any(record.pattern == label for records in layers.values() for record in records):
+            continue
+        cells = tuple(_summary_cell(records, label, count_width, head_width) for records in layers.values())
+        columns.append(Column(_folded(label, f"{style.ink} on {style.fill}"), cells))
+    return ColumnBlocks(columns)
+
+
+def _summary_cell(records: Sequence[HeadRecord], label: str, count_width: int, head_width: int) -> Text:
+    count = sum(record.pattern == label for record in records)
+    if not count:
+        return Text(MISSING.rjust(count_width), style="dim")
+    cell = f"{count:>{count_width}}"
+    best = strongest(records, label)
+    if best is not None:
+        cell += f" H{best[0].head:<{head_width}} {best[1]:.3f}"
+    return Text(cell)
+
+
+def _folded(name: str, style: str = "") -> Text:
+    """A name as a header, broken after its underscores where that makes it narrower than eight cells or so."""
+    lines = [""]
+    for part in visible(name).replace("_", "_\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > 8:
+            lines.append("")
+        lines[-1] += part
+    return Text("\n".join(lines), style=style)
+
+
+def _overview_legend(analysis: Analysis, styles: Mapping[str, LabelStyle]) -> Lines:
+    letters = Text()
+    for label, style in styles.items():
+        letters.append(style.letter, style=f"{style.ink} on {style.fill}")
+        letters.append(f"={visible(label)}  ")
+    letters.rstrip()
+    notes = ["count of each label, then its strongest head and that head's value"]
+    if any(record.rest_pattern is not None for record in analysis.heads):
+        notes.append("small letter: what a sink does with the rest of its attention")
+    return Lines([letters, Text("; ".join(notes), style="dim")])
+
+
+def head_tables(analysis: Analysis, *, header: bool = True) -> RenderableType:
+    """Per stack and layer: every head's label, runner-up, rest pattern and metrics."""
+    styles = labels_shown(analysis)
+    parts: list[RenderableType] = [header_lines(analysis), Text()] if header else []
+    for stack, layers in by_stack(analysis).items():
+        tables = {layer: _head_columns(records, analysis, styles) for layer, records in layers.items()}
+        widths = [max(column.width for column in same) for same in zip(*tables.values(), strict=True)]
+        for layer, columns in tables.items():
+            parts += [_title(stack, f", layer {layer}"), ColumnBlocks(columns, widths), Text()]
+    parts.append(Lines([Text(_number_legend(analysis), style="dim")]))
+    return Group(*parts)
+
+
+def _head_columns(
+    records: Sequence[HeadRecord], analysis: Analysis, styles: Mapping[str, LabelStyle]
+) -> list[Column]:
+    everyone = analysis.heads
+    columns = [Column(Text("head"), tuple(Text(record.name) for record in records))]
+    if any(record.kv_head != record.head for record in everyone):
+        columns.append(Column(Text("kv"), tuple(Text(str(record.kv_head)) for record in records), "right"))
+    columns.append(Column(Text("label"), tuple(_label_cell(record.pattern, styles) for record in records)))
+    columns.append(Column(Text("runner-up"), tuple(_plain_cell(record.runner_up) for record in records)))
+    if any(record.rest_pattern is not None for record in everyone):
+        columns.append(Column(Text("rest"), tuple(_plain_cell(record.rest_pattern) for record in records)))
+    for name in metric_names(analysis):
+        columns.append(Column(_folded(name), tuple(_metric_cell(record, name) for record in records), "right"))
+    return columns
+
+
+def _label_cell(label: str, styles: Mapping[str, LabelStyle]) -> Text:
+    return Text(visible(label), style=f"{styles[label].ink} on {styles[label].fill}")
+
+
+def _plain_cell(label: str | None) -> Text:
+    return Text(MISSING, style="dim") if label is None else Text(visible(label))
+
+
+def _metric_cell(record: HeadRecord, name: str) -> Text:
+    value = record.metrics.get(name)
+    if value is None:
+        return Text(MISSING + " ", style="dim")
+    text = f"{value:.3f}"
+    spread = (record.spread or {}).get(name)
+    if spread is not None and spread.low is not None and spread.high is not None:
+        text += f" ±{(spread.high - spread.low) / 2:.3f}"
+    by_chance = name in record.at_chance
+    # The blank keeps the digits of marked and unmarked numbers under each other.
+    return Text(text + (CHANCE_MARK if by_chance else " "), style="dim" if by_chance else "")
+
+
+def _number_legend(analysis: Analysis) -> str:
+    notes = []
+    if any(record.at_chance for record in analysis.heads):
+        notes.append(f"{CHANCE_MARK} no better than chance")
+    if any(record.rest_pattern is not None for record in analysis.heads):
+        notes.append("rest: the label without the first column")
+    if has_spread(analysis):
+        notes.append("± half of a 95 % interval over texts")
+    if any(value is None for record in analysis.heads for value in record.metrics.values()):
+        notes.append(f"{MISSING} not measurable")
+    notes.append("entropies in nats")
+    return "; ".join(notes)
