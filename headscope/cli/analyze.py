@@ -16,6 +16,7 @@ from headscope.cli import inputs, options
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_directory, check_target
 from headscope.errors import InputError
+from headscope.heads.selection import parse_selection
 
 if TYPE_CHECKING:
     from headscope.results import Analysis
@@ -110,6 +111,8 @@ def analyze(
         sink.check()
         _check_pictures(heatmaps, weights, force)
         chosen = _chosen_format(output, format)
+        parse_selection("layer", layer)
+        parse_selection("head", head)
         texts = inputs.read_texts(text, file)
         sequences = inputs.parse_ids(ids)
         images, sounds = inputs.check_files(image, "image"), inputs.check_files(audio, "sound")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from headscope.errors import InputError
@@ -48,11 +49,16 @@ def check_target(path: Path, force: bool) -> None:
 
 
 def check_directory(folder: Path) -> None:
-    """Raise InputError if `folder` is missing or nothing can be created in it."""
+    """Raise InputError if `folder` is missing or nothing can be created in it (tried, since permissions alone lie)."""
     if not folder.is_dir():
         raise InputError(f"no such directory: {folder}", "create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write to the directory {folder}", "check its permissions or write elsewhere")
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise InputError(
+            f"cannot write to {folder}: {exc.strerror}", "check its permissions or write elsewhere"
+        ) from exc
 
 
 @contextmanager
@@ -70,18 +76,11 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
     target = path.resolve()
     unfinished = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
-        with _create(unfinished) as file:
+        with unfinished.open("xb") as file:
             yield file
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _create(path: Path) -> BinaryIO:
-    try:
-        return path.open("xb")
-    except OSError as exc:
-        raise InputError(f"cannot write to {path.parent}: {exc.strerror}", "write elsewhere") from exc
 
 
 def _is_stream(path: Path) -> bool:
