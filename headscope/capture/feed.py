@@ -1,0 +1,224 @@
+"""From one layer's attention matrix to row blocks: check it, find out what was visible, cut it into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headscope.capture.blocks import RowBlock
+from headscope.capture.layerwise import Call
+from headscope.errors import ModelError
+
+# Values of weights in one block, small enough for a core's cache in float32.
+BLOCK_CELLS = 1 << 19
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What the rows or the columns of a matrix are.
+
+    Attributes:
+        lengths: int64, (batch,): real tokens a sequence, the rest is padding on the right.
+        special: bool, (batch, n).
+    """
+
+    lengths: Tensor
+    special: Tensor
+
+    @property
+    def valid(self) -> Tensor:
+        """bool, (batch, n): True for real tokens."""
+        return torch.arange(self.special.shape[1], device=self.lengths.device) < self.lengths[:, None]
+
+    @staticmethod
+    def plain(batch: int, n: int, device: torch.device) -> Axis:
+        """`n` real positions, none of them special: patches of an image, frames of a sound."""
+        return Axis(torch.full((batch,), n, device=device), torch.zeros(batch, n, dtype=torch.bool, device=device))
+
+    def to(self, device: torch.device) -> Axis:
+        """The same axis on another device."""
+        return Axis(self.lengths.to(device), self.special.to(device))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One layer's attention with all that is needed to read it.
+
+    Attributes:
+        weights: (batch, head, query, key).
+        visible: bool, (batch or 1, 1, query, key).
+        query, key: What rows and columns are.
+        valid: bool, (batch, 1 or head, query): rows that count.
+    """
+
+    weights: Tensor
+    visible: Tensor
+    query: Axis
+    key: Axis
+    valid: Tensor
+
+
+def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
+    """Pair a call's weights with the axes of its tokens.
+
+    Raises:
+        ModelError: The weights are not one row a query token and one column a key token.
+    """
+    weights = call.weights
+    expected = (len(query.lengths), query.special.shape[1], key.special.shape[1])
+    if weights.ndim != 4 or (weights.shape[0], *weights.shape[2:]) != expected:
+        raise ModelError(
+            f"{call.site.path} returned attention of shape {tuple(weights.shape)} for {expected[1]} query and "
+            f"{expected[2]} key tokens in a batch of {expected[0]}: not one row and one column a token",
+            "Models that attend to windows, pools or latents instead of tokens cannot be measured.",
+        )
+    visible = _visible(call, query, key)
+    return Matrix(weights, visible, query, key, query.valid[:, None])
+
+
+def blocks(matrix: Matrix, cross: bool) -> Iterator[RowBlock]:
+    """Cut a matrix into float32 row blocks of bounded size."""
+    batch, heads, rows, keys = matrix.weights.shape
+    step = max(1, min(rows, BLOCK_CELLS // max(1, batch * heads * keys)))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        yield RowBlock(
+            weights=matrix.weights[:, :, part].float(),
+            first_row=start,
+            valid=matrix.valid[..., part],
+            visible=matrix.visible[:, :, part],
+            special=matrix.key.special,
+            lengths=matrix.query.lengths,
+            cross=cross,
+        )
+
+
+# ------------------------------------------------------------------ what a row may look at
+def _visible(call: Call, query: Axis, key: Axis) -> Tensor:
+    real = key.valid[:, None, None, :]
+    if call.mask is not None:
+        seen = _open_cells(call.mask, call.weights.shape[2], call.weights.shape[3])
+        # A boolean mask that a model adds instead of masking with it hides nothing.
+        if call.mask.dtype != torch.bool or not bool(call.weights.masked_fill(seen, 0).any()):
+            return seen & real
+    return inferred_visible(call.weights, query, key, call.site.cross) & real
+
+
+def _open_cells(mask: Tensor, rows: int, keys: int) -> Tensor:
+    """bool, (batch or 1, 1, query, key): where a mask lets attention through for any head."""
+    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))[..., :keys]
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen.any(dim=1, keepdim=True).expand(-1, 1, rows, keys)
+
+
+def inferred_visible(weights: Tensor, query: Axis, key: Axis, cross: bool) -> Tensor:
+    """Without a mask, bool (1, 1, query, key): all keys, unless exact zeros in all heads show causality or a window."""
+    rows, keys = weights.shape[2:]
+    device = weights.device
+    everything = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=device)
+    if cross or rows != keys or rows == 1:
+        return everything
+    used = ((weights > 0).any(dim=1) & query.valid[:, :, None] & key.valid[:, None, :]).any(dim=0)
+    distance = torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
+    below, above = distance[used].max(), distance[used].min()
+    causal = bool(above >= 0)
+    reach = distance <= below if bool(below < query.lengths.max() - 1) else everything[0, 0]
+    return (reach & (distance >= 0) if causal else everything[0, 0])[None, None]
+
+
+# ------------------------------------------------------------------ checks
+@dataclass
+class Findings:
+    """What the checks saw, over all layers and batches."""
+
+    unseen: dict[str, list[float]]
+    leaks: dict[str, list[str]]
+
+    @staticmethod
+    def none() -> Findings:
+        """Nothing seen yet."""
+        return Findings({}, {})
+
+    def warnings(self) -> list[str]:
+        """One line for each kind of finding."""
+        lines = []
+        for stack, shares in self.unseen.items():
+            lines.append(
+                f"{stack}: rows do not sum to one, on average {sum(shares) / len(shares):.1%} of the attention goes to "
+                "a learned sink that has no column; metrics are of the visible part"
+            )
+        for stack, layers in self.leaks.items():
+            lines.append(
+                f"{stack}: attention above the diagonal in a causal model (layers "
+                f"{', '.join(sorted(set(layers), key=int))}): tokens look at later ones; some transformers releases "
+                "had leaking causal masks"
+            )
+        return lines
+
+
+def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -> None:
+    """Refuse what cannot be attention weights; note unseen mass and leaking causal masks.
+
+    Raises:
+        ModelError: NaN, or rows that sum to more than one.
+    """
+    weights, valid = matrix.weights, matrix.valid.expand(-1, matrix.weights.shape[1], -1)
+    sums = weights.sum(dim=-1, dtype=torch.float32)[valid]
+    where = f"{call.site.path} (layer {call.site.layer})"
+    if not bool(torch.isfinite(sums).all()):
+        raise ModelError(f"{where} returned NaN attention weights", "The checkpoint may hold NaN or infinite weights.")
+    slack = 1e-3 if weights.dtype == torch.float32 else 3e-2
+    if sums.numel() and float(sums.max()) > 1 + slack:
+        raise ModelError(
+            f"{where} returned values that are not attention weights: a row sums to {float(sums.max()):.3g}",
+            "Some modules return scores before the softmax under this name; they cannot be measured.",
+        )
+    unseen = float(1 - sums.mean()) if sums.numel() else 0.0
+    if unseen > slack:
+        findings.unseen.setdefault(call.site.stack, []).append(unseen)
+    if expect_causal and _leaks(matrix):
+        findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
+
+
+def _leaks(matrix: Matrix) -> bool:
+    rows, keys = matrix.visible.shape[-2:]
+    if rows != keys:
+        return False
+    later = torch.ones(rows, keys, dtype=torch.bool, device=matrix.visible.device).triu(1)
+    open_later = matrix.visible & later & matrix.query.valid[:, None, :, None]
+    return bool(open_later.any()) and bool((matrix.weights.masked_fill(~open_later, 0) > 1e-6).any())
+
+
+# ------------------------------------------------------------------ regrouping tokens
+def regroup(matrix: Matrix, groups: tuple[Tensor, Tensor], renormalise: bool) -> Matrix:
+    """Merge or leave out tokens: key columns of a group are summed, its query rows averaged.
+
+    Args:
+        groups: int64 (batch, query) and (batch, key): each token's group, counted from 0; -1 leaves a token out.
+        renormalise: Divide each row by its sum; rows with nothing left do not count.
+    """
+    rows, columns = (_membership(g) for g in groups)
+    average = rows / rows.sum(dim=2, keepdim=True).clamp(min=1)
+    weights = average[:, None] @ matrix.weights.float() @ columns.mT[:, None]
+    seen = (rows[:, None] @ matrix.visible.float() @ columns.mT[:, None]) > 0
+    query, key = _grouped(matrix.query, groups[0]), _grouped(matrix.key, groups[1])
+    valid = query.valid[:, None]
+    if renormalise:
+        left = weights.sum(dim=-1, keepdim=True)
+        valid = valid & (left[..., 0] > 0)
+        weights = weights / left.clamp(min=torch.finfo(torch.float32).tiny)
+    return replace(matrix, weights=weights, visible=seen, query=query, key=key, valid=valid)
+
+
+def _membership(groups: Tensor) -> Tensor:
+    """float32, (batch, group, token): 1 where a token belongs to a group."""
+    count = max(int(groups.max()) + 1, 1)
+    return (groups[:, None, :] == torch.arange(count, device=groups.device)[None, :, None]).float()
+
+
+def _grouped(axis: Axis, groups: Tensor) -> Axis:
+    members = _membership(groups)
+    return Axis(groups.max(dim=1).values + 1, (members @ axis.special[:, :, None].float())[..., 0] > 0)

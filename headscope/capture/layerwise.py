@@ -1,0 +1,274 @@
+"""The layerwise engine: one eager forward pass that hands on each layer's attention matrix and then forgets it.
+
+Modules that call transformers' registered attention functions are read where they call them, with the very function
+that their own file defines as eager; all others at their output. Nothing stays changed afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from headscope.errors import HeadscopeError, ModelError, ResourceError
+from headscope.models.sites import Site
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention computation as the model did it.
+
+    Attributes:
+        weights: (batch, head, query, key) in the model's dtype, as the module's own eager attention returns them.
+        mask: The mask that the attention function was given, additive or boolean, None where there was none or it is
+            not known.
+        num_kv_heads, head_dim: From the shapes of the keys and queries; None where they are not known.
+    """
+
+    site: Site
+    weights: Tensor
+    mask: Tensor | None
+    num_kv_heads: int | None
+    head_dim: int | None
+
+
+Take = Callable[[Call], None]
+
+
+def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tensor], take: Take) -> None:
+    """Run one forward pass in evaluation mode and call `take` for every attention matrix, layer by layer.
+
+    The model's training mode, attention implementation and hooks are as before afterwards, also after an error.
+
+    Raises:
+        ModelError: The forward pass fails, a layer is called more often than its sites say, or nothing is captured.
+        ResourceError: Out of memory.
+    """
+    recorder = _Recorder(sites, take)
+    with ExitStack() as stack:
+        stack.enter_context(_eager(model))
+        stack.enter_context(_listening(recorder))
+        stack.enter_context(_hooked(recorder))
+        stack.enter_context(torch.no_grad())
+        _forward(model, inputs, needs_outputs=any(not s.uses_interface for s in sites))
+    recorder.check()
+
+
+# ------------------------------------------------------------------ one forward pass
+def _forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], needs_outputs: bool) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    extra: dict[str, Any] = {}
+    if needs_outputs and ("output_attentions" in parameters or _takes_any(parameters)):
+        extra["output_attentions"] = True
+    if "use_cache" in parameters:
+        extra["use_cache"] = False
+    try:
+        model(**inputs, **extra)
+    except HeadscopeError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _out_of_memory(inputs) from error
+    except Exception as error:  # whatever a model's code raises, the user needs its first line
+        if "not enough memory" in str(error) or "can't allocate memory" in str(error):
+            raise _out_of_memory(inputs) from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{type(model).__name__} fails on this input: {first}",
+            "Check that the input fits the model; --debug shows where it failed.",
+        ) from error
+
+
+def _out_of_memory(inputs: Mapping[str, Tensor]) -> ResourceError:
+    shapes = ", ".join(f"{k} {tuple(v.shape)}" for k, v in inputs.items() if isinstance(v, Tensor))
+    return ResourceError(f"out of memory in the forward pass ({shapes})", "Use --max-length or --batch-size.")
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+# ------------------------------------------------------------------ recording
+class _Recorder:
+    """Matches what the model computes with its sites."""
+
+    def __init__(self, sites: Sequence[Site], take: Take) -> None:
+        self.sites: dict[int, list[Site]] = defaultdict(list)
+        for site in sites:
+            self.sites[id(site.module)].append(site)
+        self.take = take
+        self.calls: dict[int, int] = defaultdict(int)
+        self.handed: dict[int, Tensor] = {}
+
+    def modules(self) -> list[nn.Module]:
+        return [sites[0].module for sites in self.sites.values()]
+
+    def record(
+        self, module: nn.Module, weights: Tensor, mask: Tensor | None, heads: int | None, dim: int | None
+    ) -> None:
+        call = self.calls[id(module)]
+        self.calls[id(module)] += 1
+        known = self.sites[id(module)]
+        if call < len(known):
+            self.handed[id(module)] = weights
+            self.take(Call(known[call], weights, mask, heads, dim))
+
+    def check(self) -> None:
+        for sites in self.sites.values():
+            count = self.calls[id(sites[0].module)]
+            if count > len(sites):
+                raise ModelError(
+                    f"{sites[0].path} computes attention {count} times in one forward pass, {len(sites)} expected: "
+                    "its layers cannot be told apart",
+                    "Give one image or one piece of text at a time, or leave this part out with --stack.",
+                )
+        if not any(self.calls.values()):
+            raise ModelError(
+                "the model returned no attention weights: none of its attention modules ran on this input, or they "
+                "keep their weights to themselves",
+                "Load the model with headscope.load, which asks for attention weights from the start.",
+            )
+
+
+# ------------------------------------------------------------------ modules that call the attention interface
+_active: dict[int, _Recorder] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def _listening(recorder: _Recorder) -> Iterator[None]:
+    """Let the recorder see every call of a registered attention function by one of its modules."""
+    ids = list(recorder.sites)
+    with _lock:
+        if not _active:
+            _wrap_interface()
+        _active.update(dict.fromkeys(ids, recorder))
+    try:
+        yield
+    finally:
+        with _lock:
+            for key in ids:
+                _active.pop(key, None)
+            if not _active:
+                _unwrap_interface()
+
+
+_Choose = Callable[..., Callable[..., Any]]
+_original: list[_Choose] = []
+
+
+def _wrap_interface() -> None:
+    choose: _Choose = AttentionInterface.get_interface
+
+    def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return _recorded(choose(self, *args, **kwargs))
+
+    _original.append(choose)
+    setattr(AttentionInterface, "get_interface", get_interface)
+
+
+def _unwrap_interface() -> None:
+    setattr(AttentionInterface, "get_interface", _original.pop())
+
+
+def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as it is, but its weights are shown to the recorder of the module that called it."""
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = function(module, *args, **kwargs)
+        recorder = _active.get(id(module))
+        weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+        if recorder is not None and isinstance(weights, Tensor):
+            query, key, mask = (
+                _argument(args, kwargs, i, n) for i, n in ((0, "query"), (1, "key"), (3, "attention_mask"))
+            )
+            recorder.record(module, weights, mask, _dim(key, 1), _dim(query, -1))
+        return result
+
+    return call
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str) -> Tensor | None:
+    value = args[index] if index < len(args) else kwargs.get(name)
+    return value if isinstance(value, Tensor) else None
+
+
+def _dim(tensor: Tensor | None, index: int) -> int | None:
+    return None if tensor is None or tensor.ndim != 4 else tensor.shape[index]
+
+
+# ------------------------------------------------------------------ modules that compute attention themselves
+@contextmanager
+def _hooked(recorder: _Recorder) -> Iterator[None]:
+    """Read weights at the output of modules that did not call the interface, and keep the model from hoarding any."""
+    handles = []
+    before: dict[int, int] = {}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        before[id(module)] = recorder.calls[id(module)]
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        if recorder.calls[id(module)] == before.get(id(module)):
+            weights = _weights_in(output)
+            if weights is not None:
+                recorder.record(module, weights, None, None, None)
+        handed = recorder.handed.pop(id(module), None)
+        if handed is None or not isinstance(output, tuple):
+            return output
+        return tuple(None if part is handed else part for part in output)
+
+    try:
+        for module in recorder.modules():
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, prepend=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _weights_in(output: Any) -> Tensor | None:
+    """The one tensor of an attention module's output that can be attention weights: 4-D, no negative value."""
+    parts = output[1:] if isinstance(output, tuple) else ()
+    fit = [
+        p for p in parts if isinstance(p, Tensor) and p.ndim == 4 and p.is_floating_point() and not bool((p < 0).any())
+    ]
+    return fit[0] if len(fit) == 1 else None
+
+
+# ------------------------------------------------------------------ the model as it has to be, and back
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode and eager attention in every part of the model, each restored on the way out."""
+    training = [(m, m.training) for m in model.modules()]
+    configs = _configs(model)
+    implementations = [c._attn_implementation_internal for c in configs]
+    try:
+        model.eval()
+        for config in configs:
+            config._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for config, implementation in zip(configs, implementations, strict=True):
+            config._attn_implementation_internal = implementation
+        for module, mode in training:
+            module.training = mode
+
+
+def _configs(model: nn.Module) -> list[PreTrainedConfig]:
+    """Every config object in the model: modules hold copies, and composite configs hold others."""
+    found: dict[int, PreTrainedConfig] = {}
+    queue = [m.config for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)]
+    while queue:
+        config = queue.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            queue.extend(v for v in vars(config).values() if isinstance(v, PreTrainedConfig))
+    return list(found.values())

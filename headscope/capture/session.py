@@ -1,0 +1,109 @@
+"""Running a model over batches: which engine, which sites, and what they turned out to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headscope.capture.blocks import Consumer
+from headscope.capture.feed import Axis, Findings, Matrix, blocks, check, matrix_of, regroup
+from headscope.capture.layerwise import Call, run
+from headscope.models.sites import Site
+
+Groups = Callable[[str, Axis], Tensor]
+"""From an axis' name to each token's group, int64 (batch, n); -1 leaves a token out."""
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site turned out to be, from the shapes that it computed with."""
+
+    site: Site
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int | None
+
+
+@dataclass
+class Capture:
+    """Feeds the attention of selected sites to consumers, one forward pass a batch.
+
+    Attributes:
+        selected: Whether a site's rows are wanted.
+        consumers: What gets them.
+        keep_all: Hold all layers' matrices until the forward pass is over (the full engine) instead of one at a time.
+        groups: Merges or leaves out tokens, None for none.
+        renormalise: With `groups`, scale what is left of each row to one.
+        images: The batch holds images, whose tokens may see each other in a causal model.
+    """
+
+    model: PreTrainedModel
+    sites: tuple[Site, ...]
+    selected: Callable[[Site], bool]
+    consumers: tuple[Consumer, ...]
+    keep_all: bool = False
+    groups: Groups | None = None
+    renormalise: bool = False
+    facts: dict[tuple[str, int], SiteFacts] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings.none)
+
+    def batch(self, inputs: Mapping[str, Tensor], axes: Mapping[str, Axis]) -> None:
+        """Run one batch; axes not given are taken to be plain positions, as patches of an image are."""
+        images = any(name.startswith("pixel") for name in inputs)
+        kept: list[Call] = []
+
+        def take(call: Call) -> None:
+            self._note(call)
+            if not self.selected(call.site):
+                return
+            if self.keep_all:
+                kept.append(call)
+            else:
+                self._feed(call, axes, images)
+
+        run(self.model, self.sites, inputs, take)
+        for call in kept:
+            self._feed(call, axes, images)
+
+    def _note(self, call: Call) -> None:
+        heads = call.weights.shape[1] if call.weights.ndim == 4 else 0
+        kv_heads = call.num_kv_heads or _kv_heads(call.site.module, heads)
+        key = (call.site.stack, call.site.layer)
+        self.facts.setdefault(key, SiteFacts(call.site, heads, kv_heads, call.head_dim))
+
+    def _feed(self, call: Call, axes: Mapping[str, Axis], images: bool) -> None:
+        query, key = (
+            _axis(axes, name, call.weights, dim) for name, dim in ((call.site.query_axis, -2), (call.site.key_axis, -1))
+        )
+        matrix = matrix_of(call, query, key)
+        check(call, matrix, self.findings, expect_causal=call.site.causal and not images)
+        if self.groups is not None:
+            names = (call.site.query_axis, call.site.key_axis)
+            groups = tuple(self.groups(n, a).to(call.weights.device) for n, a in zip(names, (query, key), strict=True))
+            matrix = regroup(matrix, (groups[0], groups[1]), self.renormalise)
+        self._hand_on(call.site, matrix)
+
+    def _hand_on(self, site: Site, matrix: Matrix) -> None:
+        for block in blocks(matrix, site.cross):
+            for consumer in self.consumers:
+                consumer.rows(site, block)
+
+
+def _axis(axes: Mapping[str, Axis], name: str, weights: Tensor, dim: int) -> Axis:
+    known = axes.get(name)
+    if known is not None:
+        return known.to(weights.device)
+    return Axis.plain(weights.shape[0], weights.shape[dim], weights.device)
+
+
+def _kv_heads(module: nn.Module, heads: int) -> int:
+    """Key/value heads of a module that did not show its keys: what it says of itself, else one a query head."""
+    for name in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
+        count = getattr(module, name, None)
+        if isinstance(count, int) and 0 < count <= heads and heads % count == 0:
+            return count
+    return heads

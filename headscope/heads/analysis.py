@@ -1,0 +1,271 @@
+"""`analyze`: run a model on texts, measure every head, label it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headscope.capture.feed import Axis
+from headscope.capture.session import Capture, SiteFacts
+from headscope.errors import InputError
+from headscope.heads.describe import model_info, versions
+from headscope.heads.labels import head_records
+from headscope.heads.metrics import chosen, variant
+from headscope.heads.pictures import Keep, attention_maps
+from headscope.heads.rules import RuleSet, load_rules
+from headscope.heads.selection import Selection, parse_selection
+from headscope.heads.statistics import HeadStatistics, Layer, Values
+from headscope.heads.tokens import token_groups
+from headscope.models.inputs import Prepared, prepare
+from headscope.models.loading import LoadedModel, load_model, wrap_model
+from headscope.models.sites import Site, find_sites, select_stacks
+from headscope.results import Analysis, AttentionMap, InputInfo, RuleInfo
+
+ENGINES = ("auto", "layerwise", "full")
+
+
+def analyze(
+    model: str | PreTrainedModel | None = None,
+    texts: str | Sequence[str] | None = None,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    layer: str | int | Sequence[int] = "all",
+    head: str | int | Sequence[int] = "all",
+    stack: str | Sequence[str] | None = None,
+    rules: str = "seed",
+    metrics: str = "core",
+    engine: str = "auto",
+    ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    decoder_texts: str | Sequence[str] | None = None,
+    images: Sequence[Any] | None = None,
+    audio: Sequence[Any] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    max_length: int | None = None,
+    strict_length: bool = False,
+    batch_size: int | None = None,
+    words: bool = False,
+    exclude_special: bool = False,
+    maps: bool = False,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+) -> Analysis:
+    """Measure and label a model's attention heads.
+
+    Args:
+        model: A hub id, a directory, a `.gguf` file, a loaded transformers model (left as it was), or None for the
+            default model.
+        texts: One text or several; metrics are then means over texts of each text's value.
+        tokenizer: A tokenizer, or the name of one, to take instead of the model's own.
+        processor: For a loaded model: its image processor, feature extractor or composite processor.
+        layer, head: `5`, `-1`, `0,2,5`, `3-7`, `all`, or numbers; the model's own layer numbers, 0-based.
+        stack: Stack names or module path prefixes.
+        rules: `seed`, `calibrated`, or the path of a TOML file.
+        metrics: `core`, `all`, or names separated by commas. Entropies are in nats, distances in tokens.
+        engine: `layerwise` holds one layer's matrices at a time, `full` all of them; `auto` chooses.
+        ids: Token ids as they are, one text's or several texts'.
+        decoder_texts: For encoder-decoders, what the decoder reads; generated greedily where it is not given.
+        images, audio: Paths, or images and sounds in memory.
+        inputs: Ready keyword arguments of the model's forward, padded on either side.
+        max_length: Tokens kept per text; the model's limit where it is not given.
+        strict_length: Refuse longer texts instead of cutting them.
+        batch_size: Texts a forward pass; does not change results.
+        words: Merge the pieces of a word: key pieces summed, query pieces averaged.
+        exclude_special: Leave special tokens out, as rows and as columns, and scale the rest to one.
+        maps: Keep the first text's attention matrices for pictures, in `Analysis.maps`.
+        revision, device, dtype, device_map, trust_remote_code: As in transformers, for a model given by name.
+
+    Returns:
+        A frozen result; `.to_dict()` is the JSON contract's object.
+
+    Raises:
+        InputError: Bad arguments: unknown layer, head, metric or rules, empty text.
+        ModelError: The model cannot be loaded or measured.
+        ResourceError: Out of memory.
+    """
+    rule_set, names = load_rules(rules), chosen(metrics)
+    layers, heads = parse_selection("layer", layer), parse_selection("head", head)
+    if engine not in ENGINES:
+        raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
+    loaded = _loaded(
+        model,
+        tokenizer,
+        processor,
+        {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map},
+        trust_remote_code,
+        generates=decoder_texts is None,
+    )
+    sites = find_sites(loaded.model)
+    chosen_sites = _select(loaded, sites, stack, layers)
+    prepared = prepare(
+        loaded,
+        texts=[texts] if isinstance(texts, str) else texts,
+        ids=_several(ids),
+        decoder_texts=[decoder_texts] if isinstance(decoder_texts, str) else decoder_texts,
+        images=images,
+        audio=audio,
+        tensors=inputs,
+        max_length=max_length,
+        strict_length=strict_length,
+        batch_size=batch_size,
+    )
+    measured = _measure(
+        loaded, sites, chosen_sites, heads, prepared, rule_set, names, engine, words, exclude_special, maps
+    )
+    return _result(loaded, prepared, measured, rule_set, names, heads, engine)
+
+
+def _loaded(
+    model: str | PreTrainedModel | None,
+    tokenizer: Any,
+    processor: Any,
+    options: dict[str, Any],
+    trust_remote_code: bool,
+    generates: bool,
+) -> LoadedModel:
+    if isinstance(model, PreTrainedModel):
+        return wrap_model(model, tokenizer=tokenizer, processor=processor)
+    return load_model(
+        model, tokenizer=tokenizer, trust_remote_code=trust_remote_code, need_generation=generates, **options
+    )
+
+
+def _several(ids: Sequence[int] | Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]] | None:
+    if ids is None or not len(ids):
+        return None if ids is None else [[]]
+    return [ids] if isinstance(ids[0], int) else ids  # type: ignore[list-item,return-value]  # told apart by the first item
+
+
+def _select(
+    loaded: LoadedModel, sites: tuple[Site, ...], stack: str | Sequence[str] | None, layers: Selection
+) -> tuple[Site, ...]:
+    """The sites of the wanted stacks and layers."""
+    wanted = (stack,) if isinstance(stack, str) else stack
+    stacked = select_stacks(sites, wanted)
+    if not stacked:
+        raise InputError(
+            f"stack {', '.join(wanted or ())} does not exist in {loaded.name}",
+            f"Stacks: {', '.join(dict.fromkeys(s.stack for s in sites))}; or a module path such as {sites[0].path}.",
+        )
+    available: dict[str, list[int]] = {}
+    for site in stacked:
+        available.setdefault(site.stack, []).append(site.layer)
+    layers.check(available.values(), loaded.name)
+    chosen_layers = {(name, n) for name, numbers in available.items() for n in layers.within(numbers)}
+    return tuple(s for s in stacked if (s.stack, s.layer) in chosen_layers)
+
+
+# ------------------------------------------------------------------ measuring
+@dataclass(frozen=True)
+class _Measured:
+    """Per-text values by layer and metric, what the sites turned out to be, and the first text's maps."""
+
+    values: dict[Layer, dict[str, Values]]
+    facts: dict[Layer, SiteFacts]
+    maps: tuple[AttentionMap, ...]
+    warnings: tuple[str, ...]
+
+
+def _measure(
+    loaded: LoadedModel,
+    sites: tuple[Site, ...],
+    wanted: tuple[Site, ...],
+    heads: Selection,
+    prepared: Prepared,
+    rules: RuleSet,
+    names: tuple[str, ...],
+    engine: str,
+    words: bool,
+    exclude_special: bool,
+    maps: bool,
+) -> _Measured:
+    needed = dict.fromkeys((*names, *rules.metrics, *rules.without_sink().metrics))
+    statistics = HeadStatistics(tuple(variant(n) for n in needed))
+    keys = {(s.stack, s.layer) for s in wanted}
+    capture = Capture(
+        loaded.model,
+        sites,
+        selected=lambda site: (site.stack, site.layer) in keys,
+        consumers=(statistics,),
+        keep_all=engine == "full",
+        renormalise=exclude_special,
+    )
+    parts: list[tuple[tuple[int, ...], dict[Layer, dict[str, Values]]]] = []
+    pictures: tuple[AttentionMap, ...] = ()
+    for number, batch in enumerate(prepared.batches):
+        keep = Keep(batch.order.index(0)) if maps and 0 in batch.order else None
+        capture.consumers = (statistics,) if keep is None else (statistics, keep)
+        capture.groups = token_groups(batch, words, exclude_special) if words or exclude_special else None
+        capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()})
+        parts.append((batch.order, statistics.finish()))
+        if number == 0:
+            _check_heads(loaded, capture.facts, keys, heads)
+        if keep is not None:
+            pictures = attention_maps(keep, batch, capture.facts, heads, words, exclude_special)
+    facts = {(s.stack, s.layer): capture.facts[s.stack, s.layer] for s in sites if (s.stack, s.layer) in capture.facts}
+    idle = list(dict.fromkeys(s.stack for s in wanted if (s.stack, s.layer) not in facts))
+    notes = [f"{name}: no attention was computed on this input" for name in idle]
+    return _Measured(_joined(parts, prepared.texts), facts, pictures, (*capture.findings.warnings(), *notes))
+
+
+def _check_heads(loaded: LoadedModel, facts: Mapping[Layer, SiteFacts], wanted: set[Layer], heads: Selection) -> None:
+    ran = [facts[key] for key in facts if key in wanted]
+    if not ran:
+        stacks = sorted({stack for stack, _ in wanted})
+        raise InputError(
+            f"{', '.join(stacks)}: no attention was computed on this input",
+            "Give the input that this part of the model reads.",
+        )
+    heads.check([range(f.num_heads) for f in ran], f"the selected layers of {loaded.name}")
+
+
+def _joined(
+    parts: Sequence[tuple[tuple[int, ...], dict[Layer, dict[str, Values]]]], texts: int
+) -> dict[Layer, dict[str, Values]]:
+    """Batches put together, texts in the user's order."""
+    result: dict[Layer, dict[str, Values]] = {}
+    for order, layers in parts:
+        for layer, metrics in layers.items():
+            for name, values in metrics.items():
+                shape = (texts, values.value.shape[1])
+                into = result.setdefault(layer, {}).setdefault(
+                    name, Values(np.full(shape, np.nan), np.full(shape, np.nan))
+                )
+                into.value[list(order)], into.chance[list(order)] = values.value, values.chance
+    return result
+
+
+# ------------------------------------------------------------------ the result
+def _result(
+    loaded: LoadedModel,
+    prepared: Prepared,
+    measured: _Measured,
+    rules: RuleSet,
+    names: tuple[str, ...],
+    heads: Selection,
+    engine: str,
+) -> Analysis:
+    records = tuple(
+        record
+        for key, facts in measured.facts.items()
+        if key in measured.values
+        for record in head_records(facts, measured.values[key], rules, names, heads.within(range(facts.num_heads)))
+    )
+    return Analysis(
+        model=model_info(loaded, measured.facts),
+        engine="full" if engine == "full" else "layerwise",
+        rules=RuleInfo(rules.name, rules.thresholds),
+        inputs=InputInfo(prepared.texts, prepared.tokens, prepared.truncated, prepared.first_tokens),
+        heads=records,
+        versions=versions(),
+        warnings=tuple(dict.fromkeys((*loaded.warnings, *prepared.warnings, *measured.warnings))),
+        maps=measured.maps,
+    )

@@ -1,0 +1,167 @@
+"""Label rules: a TOML table says which metric above or below which threshold gives which label.
+
+`choose = "first"`: the first rule that holds gives the label. `choose = "largest"`: among the `above` rules that hold the
+one with the largest value does, and the `below` rules are asked, in order, when there is none.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import InputError
+from headscope.heads.metrics import variant
+
+SINK_LABEL = "attention_sink"
+_HINT = "A rules file has name, choose, otherwise and [[rule]] tables with label, metric and above or below."
+
+Metrics = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`metric` above or below `threshold` gives `label`."""
+
+    label: str
+    metric: str
+    threshold: float
+    above: bool
+
+    def holds(self, metrics: Metrics) -> bool:
+        """Whether the rule fires; a metric that could not be measured never does."""
+        value = metrics.get(self.metric)
+        return value is not None and (value > self.threshold if self.above else value < self.threshold)
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A named set of rules, in order.
+
+    Attributes:
+        largest: The strongest rule wins instead of the first.
+        runner_up_above: With `largest`, the value that a runner-up must exceed.
+        unmeasurable: The label where no rule's metric could be measured; None uses `otherwise`.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    otherwise: str
+    largest: bool = False
+    runner_up_above: float = 0.0
+    unmeasurable: str | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that the rules look at."""
+        return tuple(dict.fromkeys(r.metric for r in self.rules))
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Threshold by metric."""
+        return {r.metric: r.threshold for r in self.rules}
+
+    def label(self, metrics: Metrics) -> tuple[str, str | None]:
+        """The label and the runner-up (None where there is none) of one head's metrics."""
+        if self.unmeasurable is not None and all(metrics.get(m) is None for m in self.metrics):
+            return self.unmeasurable, None
+        order = self._by_value(metrics) if self.largest else self.rules
+        holding = [r.label for r in order if r.holds(metrics)] + [self.otherwise]
+        label = holding[0]
+        if self.largest:
+            return label, self._strongest_other(label, metrics)
+        return label, next((other for other in holding[1:] if other != label), None)
+
+    def _by_value(self, metrics: Metrics) -> list[Rule]:
+        strength = {r: metrics.get(r.metric) for r in self.rules if r.above}
+        found = sorted((r for r in strength if strength[r] is not None), key=lambda r: -(strength[r] or 0.0))
+        return found + [r for r in self.rules if not r.above]
+
+    def _strongest_other(self, label: str, metrics: Metrics) -> str | None:
+        others = [r for r in self._by_value(metrics) if r.above and r.label != label]
+        return next((r.label for r in others if (metrics.get(r.metric) or 0.0) > self.runner_up_above), None)
+
+    def without_sink(self) -> RuleSet:
+        """The same rules asked of the weights without the first column, the sink's own rule left out."""
+        kept = tuple(
+            replace(r, metric=r.metric if r.metric.endswith("_rest") else f"{r.metric}_rest")
+            for r in self.rules
+            if r.label != SINK_LABEL and not r.metric.startswith("sink")
+        )
+        return replace(self, rules=kept)
+
+
+def load_rules(name: str) -> RuleSet:
+    """`seed`, `calibrated`, or the path of a TOML file.
+
+    Raises:
+        InputError: The file is missing or not a rule set; the message says where.
+    """
+    if name in ("seed", "calibrated"):
+        text = (resources.files("headscope.heads") / "rulesets" / f"{name}.toml").read_text(encoding="utf-8")
+        return _parse(name, text)
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise InputError(f"unknown rules '{name}'", "Use seed, calibrated or the path of a .toml file.")
+    try:
+        return _parse(name, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read rules file '{name}': {_reason(error)}", _HINT) from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]
+
+
+def _parse(name: str, text: str) -> RuleSet:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"rules file '{name}' is not valid TOML: {error}", _HINT) from error
+    known = {"name", "choose", "otherwise", "rule", "runner_up_above", "unmeasurable"}
+    if unknown := sorted(set(table) - known):
+        raise InputError(f"rules file '{name}': unknown key '{unknown[0]}'", _HINT)
+    choose = table.get("choose", "first")
+    if choose not in ("first", "largest"):
+        raise InputError(f"rules file '{name}': choose must be 'first' or 'largest', not {choose!r}", _HINT)
+    rows = table.get("rule")
+    if not isinstance(rows, list) or not rows:
+        raise InputError(f"rules file '{name}' has no [[rule]] table", _HINT)
+    return RuleSet(
+        name=_text(name, table.get("name", Path(name).stem), "name"),
+        rules=tuple(_rule(name, i, row) for i, row in enumerate(rows, 1)),
+        otherwise=_text(name, table.get("otherwise", "broad"), "otherwise"),
+        largest=choose == "largest",
+        runner_up_above=_number(name, table.get("runner_up_above", 0.0), "runner_up_above"),
+        unmeasurable=_text(name, table["unmeasurable"], "unmeasurable") if "unmeasurable" in table else None,
+    )
+
+
+def _rule(name: str, index: int, row: Any) -> Rule:
+    where = f"rule {index}"
+    if not isinstance(row, dict):
+        raise InputError(f"rules file '{name}': {where} is not a table", _HINT)
+    if unknown := sorted(set(row) - {"label", "metric", "above", "below"}):
+        raise InputError(f"rules file '{name}': {where} has an unknown key '{unknown[0]}'", _HINT)
+    if ("above" in row) == ("below" in row):
+        raise InputError(f"rules file '{name}': {where} needs either 'above' or 'below'", _HINT)
+    metric = _text(name, row.get("metric"), f"{where}, metric")
+    variant(metric)
+    side = "above" if "above" in row else "below"
+    threshold = _number(name, row[side], f"{where}, {side}")
+    return Rule(_text(name, row.get("label"), f"{where}, label"), metric, threshold, side == "above")
+
+
+def _text(name: str, value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"rules file '{name}': {where} must be a text, not {value!r}", _HINT)
+    return value
+
+
+def _number(name: str, value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InputError(f"rules file '{name}': {where} must be a number, not {value!r}", _HINT)
+    return float(value)

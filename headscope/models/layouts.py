@@ -1,0 +1,79 @@
+"""The table of projection layouts: how attention modules name what makes queries, keys and values.
+
+A row says which children (or parameters) of a module are its projections. The first row whose names are all there is the
+module's layout. A new architecture with new names is a new row here and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of the projections inside an attention module.
+
+    Attributes:
+        name: What the layout is called in messages.
+        query, key, value: Names of separate projections; empty where they are fused.
+        fused: Name of the projection that holds several of them in one weight.
+        output: Name of the output projection; empty where it sits outside the module (BERT's sibling `output.dense`).
+    """
+
+    name: str
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    fused: str = ""
+    output: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a module must have to match."""
+        return tuple(n for n in (self.query, self.key, self.value, self.fused, self.output) if n)
+
+
+LAYOUTS = (
+    Layout("q_proj/o_proj", "q_proj", "k_proj", "v_proj", output="o_proj"),
+    Layout("q_proj/out_proj", "q_proj", "k_proj", "v_proj", output="out_proj"),
+    Layout("q_proj/dense", "q_proj", "k_proj", "v_proj", output="dense"),
+    Layout("q_proj/proj", "q_proj", "k_proj", "v_proj", output="proj"),
+    Layout("q_proj/Wo", "q_proj", "k_proj", "v_proj", output="Wo"),
+    Layout("q_proj/post", "q_proj", "k_proj", "v_proj", output="post"),
+    Layout("q_proj", "q_proj", "k_proj", "v_proj"),
+    Layout("query/out_proj", "query", "key", "value", output="out_proj"),
+    Layout("query/output", "query", "key", "value", output="output"),
+    Layout("query/dense", "query", "key", "value", output="dense"),
+    Layout("query/proj", "query", "key", "value", output="proj"),
+    Layout("query", "query", "key", "value"),
+    Layout("query_proj/out_proj", "query_proj", "key_proj", "value_proj", output="out_proj"),
+    Layout("query_proj", "query_proj", "key_proj", "value_proj"),
+    Layout("q_lin", "q_lin", "k_lin", "v_lin", output="out_lin"),
+    Layout("linear_q", "linear_q", "linear_k", "linear_v", output="linear_out"),
+    Layout("q_head", "q_head", "k_head", "v_head", output="post_proj"),
+    Layout("q/o", "q", "k", "v", output="o"),
+    Layout("q/proj", "q", "k", "v", output="proj"),
+    Layout("q/proj_out", "q", "k", "v", output="proj_out"),
+    Layout("Wq", "Wq", "Wk", "Wv", output="dense"),
+    Layout("to_q", "to_q", "to_k", "to_v", output="to_out"),
+    Layout("project_q", "project_q", "project_k", "project_v", output="attention_out"),
+    Layout("to_q/to_kv", query="to_q", fused="to_kv", output="to_out"),
+    Layout("c_attn", fused="c_attn", output="c_proj"),
+    Layout("query_key_value", fused="query_key_value", output="dense"),
+    Layout("qkv/proj", fused="qkv", output="proj"),
+    Layout("qkv/projection", fused="qkv", output="projection"),
+    Layout("qkv", fused="qkv"),
+    Layout("Wqkv/Wo", fused="Wqkv", output="Wo"),
+    Layout("Wqkv/out_proj", fused="Wqkv", output="out_proj"),
+    Layout("qkv_proj/o_proj", fused="qkv_proj", output="o_proj"),
+    Layout("qkv_proj/out_proj", fused="qkv_proj", output="out_proj"),
+    Layout("att_proj", fused="att_proj", output="out_proj"),
+    Layout("in_proj", fused="in_proj"),
+)
+
+
+def layout_of(module: nn.Module) -> Layout | None:
+    """The first layout whose projections are all direct children or parameters of `module`, else None."""
+    return next((row for row in LAYOUTS if all(hasattr(module, name) for name in row.names)), None)

@@ -1,0 +1,278 @@
+"""Attention sites: where a loaded model computes attention, and which stack and layer each place is.
+
+A module is a site if its code calls transformers' registered attention functions, or if it has the projections of a
+known layout and computes a softmax itself. Names of models play no part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from headscope.errors import ModelError
+from headscope.models.exceptions import SHARED_LAYERS
+from headscope.models.layouts import Layout, layout_of
+
+_CROSS = re.compile(r"cross|enc_?dec_?att|encoder_att", re.IGNORECASE)
+_TOWERS = (
+    ("vision", re.compile(r"vision|visual|image|img|pixel|vit(?![a-z])", re.IGNORECASE)),
+    ("audio", re.compile(r"audio|speech|wav|acoustic|sound", re.IGNORECASE)),
+    ("text", re.compile(r"text|language", re.IGNORECASE)),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention computation of a forward pass.
+
+    Attributes:
+        path: The module's path in the model.
+        module: The attention module itself.
+        stack: The stack's name, as in `--stack`.
+        layer: The model's own layer number.
+        call: Which call of the module in one forward pass this is; above 0 only where layers share a module.
+        cross: Keys come from another sequence than queries.
+        uses_interface: The module calls transformers' registered attention functions.
+        query_axis, key_axis: The input that the tokens come from: `text`, `decoder`, `vision`, `audio`.
+    """
+
+    path: str
+    module: nn.Module = field(compare=False, repr=False)
+    stack: str
+    layer: int
+    call: int
+    cross: bool
+    uses_interface: bool
+    query_axis: str
+    key_axis: str
+
+    @property
+    def layout(self) -> Layout | None:
+        """The projection layout of the module, None where it is not in the table."""
+        return layout_of(self.module)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the model means this site to be causal: a token must not look at later ones."""
+        if self.cross:
+            return False
+        config = getattr(self.module, "config", None)
+        marks = (getattr(self.module, "is_causal", None), getattr(self.module, "is_decoder", None))
+        return True in marks or (None in marks[:1] and getattr(config, "is_decoder", False) is True)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An attention module on the way to becoming a site."""
+
+    path: str
+    module: nn.Module
+    container: str
+    numbers: tuple[int, ...]
+    cross: bool
+    uses_interface: bool
+
+
+def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:
+    """Every attention site of `model`, in the order of its modules.
+
+    Raises:
+        ModelError: The model has no attention.
+    """
+    found = list(_find_modules(model))
+    if not found:
+        raise _no_attention(model)
+    groups = _group(found)
+    names = _name_groups(groups, bool(getattr(model.config, "is_encoder_decoder", False)))
+    sites: list[Site] = []
+    for key, members in groups.items():
+        sites.extend(_number(model, names[key], members))
+    return tuple(sites)
+
+
+def select_stacks(sites: Iterable[Site], wanted: Iterable[str] | None) -> tuple[Site, ...]:
+    """The sites whose stack name or module path prefix is among `wanted` (None for all)."""
+    if wanted is None:
+        return tuple(sites)
+    names = tuple(wanted)
+    return tuple(s for s in sites if s.stack in names or any(s.path == n or s.path.startswith(n + ".") for n in names))
+
+
+# ------------------------------------------------------------------ finding modules
+def _no_attention(model: nn.Module) -> ModelError:
+    suspects = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
+    if suspects:
+        return ModelError(
+            f"{type(model).__name__} computes attention in a way that cannot be read yet ({', '.join(suspects[:3])})",
+            "Its modules neither call transformers' attention functions nor have projections of a known layout.",
+        )
+    return ModelError(
+        f"{type(model).__name__} has no attention heads: none of its modules computes attention",
+        "State-space, recurrent and convolutional models have no heads to look at.",
+    )
+
+
+def _find_modules(model: nn.Module) -> Iterator[_Found]:
+    inside: list[str] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if any(path.startswith(p + ".") for p in inside):
+            continue
+        interface = _names_of(type(module), "get_interface")
+        if not interface and not _computes_attention(module):
+            continue
+        inside.append(path)
+        container, numbers, tail = _split(path)
+        cross = bool(_CROSS.search(tail) or _CROSS.search(type(module).__name__)) or bool(
+            getattr(module, "is_cross_attention", False)
+        )
+        yield _Found(path, module, container, numbers, cross, interface)
+
+
+def _computes_attention(module: nn.Module) -> bool:
+    if layout_of(module) is None:
+        return False
+    named = _names_of(type(module), "softmax") or _names_of(type(module), "Softmax")
+    return named or any(isinstance(c, nn.Softmax) for c in module.children())
+
+
+def _names_of(cls: type, name: str) -> bool:
+    """Whether any method that `cls` defines or inherits from a model file mentions `name`."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("torch."):
+            continue
+        for member in vars(base).values():
+            code = getattr(getattr(member, "__wrapped__", member), "__code__", None)
+            if isinstance(code, CodeType) and name in _all_names(code):
+                return True
+    return False
+
+
+def _all_names(code: CodeType) -> set[str]:
+    names = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            names |= _all_names(const)
+    return names
+
+
+# ------------------------------------------------------------------ naming stacks
+def _split(path: str) -> tuple[str, tuple[int, ...], str]:
+    """`decoder.block.3.layer.1.EncDecAttention` -> (`decoder.block`, (3, 1), `layer.EncDecAttention`)."""
+    parts = path.split(".")
+    digits = [i for i, p in enumerate(parts) if p.isdigit()]
+    first = digits[0] if digits else len(parts) - 1
+    tail = ".".join(p for p in parts[first:] if not p.isdigit())
+    return ".".join(parts[:first]), tuple(int(parts[i]) for i in digits), tail
+
+
+_Key = tuple[str, bool, str]
+
+
+def _group(found: list[_Found]) -> dict[_Key, list[_Found]]:
+    """Modules of one container form a stack, self- and cross-attention apart; several kinds a layer are split by name."""
+    groups: dict[_Key, list[_Found]] = defaultdict(list)
+    for item in found:
+        groups[item.container, item.cross, ""].append(item)
+    result: dict[_Key, list[_Found]] = {}
+    for (container, cross, _), members in groups.items():
+        tails = {_split(m.path)[2] for m in members}
+        if len(tails) == 1 or len({m.numbers[:1] for m in members}) == len(members):
+            result[container, cross, ""] = members
+            continue
+        for tail in sorted(tails):
+            result[container, cross, tail] = [m for m in members if _split(m.path)[2] == tail]
+    return result
+
+
+def _name_groups(groups: dict[_Key, list[_Found]], encoder_decoder: bool) -> dict[_Key, str]:
+    if len(groups) == 1:
+        return {next(iter(groups)): "self"}
+    plain = [k for k in groups if not k[1]]
+    sides = {p for k in plain for p in k[0].split(".")}
+    encoder_decoder = encoder_decoder or {"encoder", "decoder"} <= sides
+    roles = {k: _role(k, encoder_decoder) for k in groups}
+    unnamed = [k for k in plain if not roles[k]]
+    if len(unnamed) == 1:
+        # What is left beside towers is the language model; beside nothing but cross-attention, the model itself.
+        roles[unnamed[0]] = "self" if len(plain) == 1 else "text"
+    names: dict[_Key, str] = {}
+    for key, role in roles.items():
+        container, _, tail = key
+        path = f"{container}.{tail}" if tail else container
+        names[key] = role if role and role not in names.values() else path
+    return names
+
+
+def _role(key: _Key, encoder_decoder: bool) -> str:
+    container, cross, _ = key
+    if cross:
+        return "cross"
+    tower = next((name for name, pattern in _TOWERS if pattern.search(container)), "")
+    parts = container.split(".")
+    if encoder_decoder and tower in ("", "text"):
+        side = next((p for p in parts if p in ("encoder", "decoder")), "")
+        return side or tower
+    return tower
+
+
+# ------------------------------------------------------------------ numbering layers
+def _number(model: PreTrainedModel, stack: str, members: list[_Found]) -> Iterator[Site]:
+    shared = SHARED_LAYERS.get(model.config.model_type)
+    if shared is not None:
+        yield from _shared_layers(model, stack, members, int(getattr(model.config, shared)))
+        return
+    varying = _varying(members)
+    calls: dict[int, int] = defaultdict(int)
+    for position, item in enumerate(members):
+        layer = item.numbers[varying[0]] if len(varying) == 1 else position
+        call, calls[id(item.module)] = calls[id(item.module)], calls[id(item.module)] + 1
+        yield _site(model, item, stack, layer, call)
+
+
+def _varying(members: list[_Found]) -> list[int]:
+    """Which of the numbers in the paths tell the layers apart."""
+    shortest = min(len(m.numbers) for m in members)
+    if shortest and len(members) == 1:
+        return [0]
+    return [i for i in range(shortest) if len({m.numbers[i] for m in members}) > 1] if len(members) > 1 else []
+
+
+def _shared_layers(model: PreTrainedModel, stack: str, members: list[_Found], num_layers: int) -> Iterator[Site]:
+    """Layers in order of calls: the first modules serve the first layers, each as many as the others."""
+    each = num_layers / len(members)
+    calls: dict[int, int] = defaultdict(int)
+    for layer in range(num_layers):
+        item = members[min(int(layer / each), len(members) - 1)]
+        yield _site(model, item, stack, layer, calls[id(item.module)])
+        calls[id(item.module)] += 1
+
+
+def _site(model: PreTrainedModel, item: _Found, stack: str, layer: int, call: int) -> Site:
+    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    query = _axis(model, stack, item.container)
+    key = query if not item.cross else _main_axis(model) if encoder_decoder else "other"
+    return Site(item.path, item.module, stack, layer, call, item.cross, item.uses_interface, query, key)
+
+
+def _axis(model: PreTrainedModel, stack: str, container: str) -> str:
+    if stack in ("text", "vision", "audio", "decoder"):
+        return stack
+    if stack == "cross" and getattr(model.config, "is_encoder_decoder", False):
+        return "decoder"
+    if stack in ("self", "encoder", "cross"):
+        return _main_axis(model)
+    return next((name for name, pattern in _TOWERS if pattern.search(container)), "other")
+
+
+def _main_axis(model: Any) -> str:
+    name = str(getattr(model, "main_input_name", "input_ids"))
+    if name.startswith(("pixel", "flattened_patches", "images")):
+        return "vision"
+    return "audio" if name.startswith(("input_features", "input_values", "audio")) else "text"
