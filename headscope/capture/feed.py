@@ -16,6 +16,10 @@ from headscope.errors import ModelError
 BLOCK_CELLS = 1 << 19
 
 
+class Unreadable(ModelError):
+    """One site's weights cannot be read as attention between tokens; the rest of the model may still be."""
+
+
 @dataclass(frozen=True)
 class Axis:
     """What the rows or the columns of a matrix are.
@@ -61,16 +65,35 @@ class Matrix:
     valid: Tensor
 
 
+def readable(call: Call, size: int) -> None:
+    """Refuse a call whose weights cannot belong to its site's layer and to a batch of `size` examples.
+
+    Raises:
+        Unreadable: The module computes attention more often than it has layers, or over parts of the examples.
+    """
+    site, shape = call.site, tuple(call.weights.shape)
+    if call.number > site.call:
+        raise Unreadable(
+            f"{site.path} computes attention more than once in one forward pass: its calls cannot be told apart",
+            "Give one image or sound at a time, or leave this part out with --stack.",
+        )
+    if len(shape) != 4 or shape[0] != size:
+        raise Unreadable(
+            f"{site.path} returned attention of shape {shape} for a batch of {size}: not one matrix an example",
+            "Models that attend within windows or chunks cannot be measured; leave this part out with --stack.",
+        )
+
+
 def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
     """Pair a call's weights with the axes of its tokens.
 
     Raises:
-        ModelError: The weights are not one row a query token and one column a key token.
+        Unreadable: The weights are not one row a query token and one column a key token.
     """
     weights = call.weights
     expected = (len(query.lengths), query.special.shape[1], key.special.shape[1])
     if weights.ndim != 4 or (weights.shape[0], *weights.shape[2:]) != expected:
-        raise ModelError(
+        raise Unreadable(
             f"{call.site.path} returned attention of shape {tuple(weights.shape)} for {expected[1]} query and "
             f"{expected[2]} key tokens in a batch of {expected[0]}: not one row and one column a token",
             "Models that attend to windows, pools or latents instead of tokens cannot be measured.",
@@ -163,7 +186,8 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
     """Refuse what cannot be attention weights; note unseen mass and leaking causal masks.
 
     Raises:
-        ModelError: NaN, or rows that sum to more than one.
+        ModelError: NaN.
+        Unreadable: Rows that sum to more than one, or to less without a learned sink.
     """
     weights, valid = matrix.weights, matrix.valid.expand(-1, matrix.weights.shape[1], -1)
     sums = weights.sum(dim=-1, dtype=torch.float32)[valid]
@@ -171,10 +195,12 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
     if not bool(torch.isfinite(sums).all()):
         raise ModelError(f"{where} returned NaN attention weights", "The checkpoint may hold NaN or infinite weights.")
     slack = 1e-3 if weights.dtype == torch.float32 else 3e-2
-    if sums.numel() and float(sums.max()) > 1 + slack:
-        raise ModelError(
-            f"{where} returned values that are not attention weights: a row sums to {float(sums.max()):.3g}",
-            "Some modules return scores before the softmax under this name; they cannot be measured.",
+    low, high = (float(sums.min()), float(sums.max())) if sums.numel() else (1.0, 1.0)
+    if high > 1 + slack or (low < 1 - slack and not call.site.has_sink):
+        total = high if high > 1 + slack else low
+        raise Unreadable(
+            f"{where} returned values that are not attention weights: a row sums to {total:.3g}",
+            "Scores before the softmax and block-sparse approximations cannot be measured.",
         )
     unseen = float(1 - sums.mean()) if sums.numel() else 0.0
     if unseen > slack:

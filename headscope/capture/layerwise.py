@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from headscope.errors import HeadscopeError, ModelError, ResourceError
+from headscope.errors import ModelError, ResourceError
 from headscope.models.sites import Site
 
 
@@ -27,6 +27,7 @@ class Call:
     """One attention computation as the model did it.
 
     Attributes:
+        number: Which call of its module in this forward pass this is; a site's own `call`, unless there are too many.
         weights: (batch, head, query, key) in the model's dtype, as the module's own eager attention returns them.
         mask: The mask that the attention function was given, additive or boolean, None where there was none or it is
             not known.
@@ -34,6 +35,7 @@ class Call:
     """
 
     site: Site
+    number: int
     weights: Tensor
     mask: Tensor | None
     num_kv_heads: int | None
@@ -46,10 +48,11 @@ Take = Callable[[Call], None]
 def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tensor], take: Take) -> None:
     """Run one forward pass in evaluation mode and call `take` for every attention matrix, layer by layer.
 
-    The model's training mode, attention implementation and hooks are as before afterwards, also after an error.
+    A module that computes attention more often than it has sites gives calls beyond its last site, for the caller to
+    refuse. The model's training mode, attention implementation and hooks are as before afterwards, also after an error.
 
     Raises:
-        ModelError: The forward pass fails, a layer is called more often than its sites say, or nothing is captured.
+        ModelError: The forward pass fails, or nothing is captured.
         ResourceError: Out of memory.
     """
     recorder = _Recorder(sites, take)
@@ -58,25 +61,30 @@ def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tens
         stack.enter_context(_listening(recorder))
         stack.enter_context(_hooked(recorder))
         stack.enter_context(torch.no_grad())
-        _forward(model, inputs, needs_outputs=any(not s.uses_interface for s in sites))
-    recorder.check()
+        _forward(model, inputs, recorder)
+    if not any(recorder.calls.values()):
+        raise ModelError(
+            "the model returned no attention weights: none of its attention modules ran on this input, or they keep "
+            "their weights to themselves",
+            "Load the model with headscope.load, which asks for attention weights from the start.",
+        )
 
 
 # ------------------------------------------------------------------ one forward pass
-def _forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], needs_outputs: bool) -> None:
+def _forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], recorder: _Recorder) -> None:
     parameters = inspect.signature(model.forward).parameters
     extra: dict[str, Any] = {}
-    if needs_outputs and ("output_attentions" in parameters or _takes_any(parameters)):
+    if recorder.reads_outputs() and ("output_attentions" in parameters or _takes_any(parameters)):
         extra["output_attentions"] = True
     if "use_cache" in parameters:
         extra["use_cache"] = False
     try:
         model(**inputs, **extra)
-    except HeadscopeError:
-        raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _out_of_memory(inputs) from error
     except Exception as error:  # whatever a model's code raises, the user needs its first line
+        if error is recorder.failure:
+            raise
         if "not enough memory" in str(error) or "can't allocate memory" in str(error):
             raise _out_of_memory(inputs) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -106,35 +114,27 @@ class _Recorder:
         self.take = take
         self.calls: dict[int, int] = defaultdict(int)
         self.handed: dict[int, Tensor] = {}
+        self.failure: Exception | None = None
 
     def modules(self) -> list[nn.Module]:
         return [sites[0].module for sites in self.sites.values()]
 
+    def reads_outputs(self) -> bool:
+        """Whether any module keeps its attention to itself, so that it has to be asked for weights."""
+        return any(not sites[0].uses_interface for sites in self.sites.values())
+
     def record(
-        self, module: nn.Module, weights: Tensor, mask: Tensor | None, heads: int | None, dim: int | None
+        self, module: nn.Module, weights: Tensor, mask: Tensor | None, kv_heads: int | None, dim: int | None
     ) -> None:
-        call = self.calls[id(module)]
+        number = self.calls[id(module)]
         self.calls[id(module)] += 1
         known = self.sites[id(module)]
-        if call < len(known):
-            self.handed[id(module)] = weights
-            self.take(Call(known[call], weights, mask, heads, dim))
-
-    def check(self) -> None:
-        for sites in self.sites.values():
-            count = self.calls[id(sites[0].module)]
-            if count > len(sites):
-                raise ModelError(
-                    f"{sites[0].path} computes attention {count} times in one forward pass, {len(sites)} expected: "
-                    "its layers cannot be told apart",
-                    "Give one image or one piece of text at a time, or leave this part out with --stack.",
-                )
-        if not any(self.calls.values()):
-            raise ModelError(
-                "the model returned no attention weights: none of its attention modules ran on this input, or they "
-                "keep their weights to themselves",
-                "Load the model with headscope.load, which asks for attention weights from the start.",
-            )
+        self.handed[id(module)] = weights
+        try:
+            self.take(Call(known[min(number, len(known) - 1)], number, weights, mask, kv_heads, dim))
+        except Exception as error:  # passed on as it is, so that a consumer's fault is not taken for the model's
+            self.failure = error
+            raise
 
 
 # ------------------------------------------------------------------ modules that call the attention interface
@@ -171,11 +171,11 @@ def _wrap_interface() -> None:
         return _recorded(choose(self, *args, **kwargs))
 
     _original.append(choose)
-    setattr(AttentionInterface, "get_interface", get_interface)
+    AttentionInterface.get_interface = get_interface
 
 
 def _unwrap_interface() -> None:
-    setattr(AttentionInterface, "get_interface", _original.pop())
+    AttentionInterface.get_interface = _original.pop()
 
 
 def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,11 +218,12 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
         if recorder.calls[id(module)] == before.get(id(module)):
             weights = _weights_in(output)
             if weights is not None:
-                recorder.record(module, weights, None, None, None)
+                recorder.record(module, weights.permute(recorder.sites[id(module)][0].weight_axes), None, None, None)
+                recorder.handed[id(module)] = weights
         handed = recorder.handed.pop(id(module), None)
-        if handed is None or not isinstance(output, tuple):
+        if handed is None or not isinstance(output, tuple | list):
             return output
-        return tuple(None if part is handed else part for part in output)
+        return type(output)(None if part is handed else part for part in output)
 
     try:
         for module in recorder.modules():
@@ -236,10 +237,9 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
 
 def _weights_in(output: Any) -> Tensor | None:
     """The one tensor of an attention module's output that can be attention weights: 4-D, no negative value."""
-    parts = output[1:] if isinstance(output, tuple) else ()
-    fit = [
-        p for p in parts if isinstance(p, Tensor) and p.ndim == 4 and p.is_floating_point() and not bool((p < 0).any())
-    ]
+    parts = output[1:] if isinstance(output, tuple | list) else ()
+    tensors = [p for p in parts if isinstance(p, Tensor) and p.ndim == 4 and p.is_floating_point()]
+    fit = [p for p in tensors if not bool((p < 0).any())]
     return fit[0] if len(fit) == 1 else None
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.capture.blocks import Consumer
-from headscope.capture.feed import Axis, Findings, Matrix, blocks, check, matrix_of, regroup
+from headscope.capture.feed import Axis, Findings, Matrix, Unreadable, blocks, check, matrix_of, readable, regroup
 from headscope.capture.layerwise import Call, run
 from headscope.models.sites import Site
 
@@ -38,7 +37,8 @@ class Capture:
         keep_all: Hold all layers' matrices until the forward pass is over (the full engine) instead of one at a time.
         groups: Merges or leaves out tokens, None for none.
         renormalise: With `groups`, scale what is left of each row to one.
-        images: The batch holds images, whose tokens may see each other in a causal model.
+        facts: What each layer turned out to be, by stack and layer number.
+        unreadable: Layers whose weights are not attention between tokens, with the reason; their rows do not count.
     """
 
     model: PreTrainedModel
@@ -49,10 +49,16 @@ class Capture:
     groups: Groups | None = None
     renormalise: bool = False
     facts: dict[tuple[str, int], SiteFacts] = field(default_factory=dict)
+    unreadable: dict[tuple[str, int], Unreadable] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings.none)
 
-    def batch(self, inputs: Mapping[str, Tensor], axes: Mapping[str, Axis]) -> None:
-        """Run one batch; axes not given are taken to be plain positions, as patches of an image are."""
+    def batch(self, inputs: Mapping[str, Tensor], axes: Mapping[str, Axis], size: int) -> None:
+        """Run one batch of `size` examples; axes not given are plain positions, as patches of an image are.
+
+        Raises:
+            ModelError: The model fails, or returns NaN.
+        """
+        # Tokens of an image may see each other in a causal model.
         images = any(name.startswith("pixel") for name in inputs)
         kept: list[Call] = []
 
@@ -63,11 +69,11 @@ class Capture:
             if self.keep_all:
                 kept.append(call)
             else:
-                self._feed(call, axes, images)
+                self._feed(call, axes, size, images)
 
         run(self.model, self.sites, inputs, take)
         for call in kept:
-            self._feed(call, axes, images)
+            self._feed(call, axes, size, images)
 
     def _note(self, call: Call) -> None:
         heads = call.weights.shape[1] if call.weights.ndim == 4 else 0
@@ -75,10 +81,19 @@ class Capture:
         key = (call.site.stack, call.site.layer)
         self.facts.setdefault(key, SiteFacts(call.site, heads, kv_heads, call.head_dim))
 
-    def _feed(self, call: Call, axes: Mapping[str, Axis], images: bool) -> None:
-        query, key = (
-            _axis(axes, name, call.weights, dim) for name, dim in ((call.site.query_axis, -2), (call.site.key_axis, -1))
-        )
+    def _feed(self, call: Call, axes: Mapping[str, Axis], size: int, images: bool) -> None:
+        key = (call.site.stack, call.site.layer)
+        if key in self.unreadable:
+            return
+        try:
+            self._read(call, axes, size, images)
+        except Unreadable as reason:
+            self.unreadable[key] = reason
+
+    def _read(self, call: Call, axes: Mapping[str, Axis], size: int, images: bool) -> None:
+        readable(call, size)
+        ends = ((call.site.query_axis, -2), (call.site.key_axis, -1))
+        query, key = (_axis(axes, name, call.weights, dim) for name, dim in ends)
         matrix = matrix_of(call, query, key)
         check(call, matrix, self.findings, expect_causal=call.site.causal and not images)
         if self.groups is not None:

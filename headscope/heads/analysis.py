@@ -18,7 +18,7 @@ from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
 from headscope.heads.pictures import Keep, attention_maps
 from headscope.heads.rules import RuleSet, load_rules
-from headscope.heads.selection import Selection, parse_selection
+from headscope.heads.selection import Selection, parse_selection, ranges
 from headscope.heads.statistics import HeadStatistics, Layer, Values
 from headscope.heads.tokens import token_groups
 from headscope.models.inputs import Prepared, prepare
@@ -204,16 +204,32 @@ def _measure(
         keep = Keep(batch.order.index(0)) if maps and 0 in batch.order else None
         capture.consumers = (statistics,) if keep is None else (statistics, keep)
         capture.groups = token_groups(batch, words, exclude_special) if words or exclude_special else None
-        capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()})
+        capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()}, len(batch.order))
         parts.append((batch.order, statistics.finish()))
         if number == 0:
             _check_heads(loaded, capture.facts, keys, heads)
+        _check_readable(keys, capture)
         if keep is not None:
             pictures = attention_maps(keep, batch, capture.facts, heads, words, exclude_special)
-    facts = {(s.stack, s.layer): capture.facts[s.stack, s.layer] for s in sites if (s.stack, s.layer) in capture.facts}
-    idle = list(dict.fromkeys(s.stack for s in wanted if (s.stack, s.layer) not in facts))
-    notes = [f"{name}: no attention was computed on this input" for name in idle]
+    facts = {
+        (s.stack, s.layer): capture.facts[s.stack, s.layer]
+        for s in sites
+        if (s.stack, s.layer) in capture.facts and (s.stack, s.layer) not in capture.unreadable
+    }
+    notes = _left_out(wanted, capture)
     return _Measured(_joined(parts, prepared.texts), facts, pictures, (*capture.findings.warnings(), *notes))
+
+
+def _left_out(wanted: tuple[Site, ...], capture: Capture) -> list[str]:
+    """One line for each stack of which something is missing from the result, and why."""
+    idle = dict.fromkeys(s.stack for s in wanted if (s.stack, s.layer) not in capture.facts)
+    notes = [f"{name}: no attention was computed on this input" for name in idle]
+    reasons: dict[str, list[int]] = {}
+    for stack, layer in capture.unreadable:
+        reasons.setdefault(stack, []).append(layer)
+    for stack, numbers in reasons.items():
+        notes.append(f"{stack}: layers {ranges(sorted(numbers))} are left out: {capture.unreadable[stack, numbers[0]]}")
+    return notes
 
 
 def _check_heads(loaded: LoadedModel, facts: Mapping[Layer, SiteFacts], wanted: set[Layer], heads: Selection) -> None:
@@ -225,6 +241,12 @@ def _check_heads(loaded: LoadedModel, facts: Mapping[Layer, SiteFacts], wanted: 
             "Give the input that this part of the model reads.",
         )
     heads.check([range(f.num_heads) for f in ran], f"the selected layers of {loaded.name}")
+
+
+def _check_readable(wanted: set[Layer], capture: Capture) -> None:
+    """Refuse where nothing that was asked for can be read."""
+    if capture.unreadable and not any(key in capture.facts and key not in capture.unreadable for key in wanted):
+        raise next(iter(capture.unreadable.values()))
 
 
 def _joined(

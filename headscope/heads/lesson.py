@@ -55,8 +55,8 @@ def analyze_head_patterns(
         rules: As in `headscope.analyze`.
 
     Returns:
-        One `{"head", "pattern", "runner_up", "metrics": {name: value}}` a head, entropy in nats; None where nothing could
-        be measured.
+        One `{"head", "pattern", "runner_up", "metrics": {name: value}}` a head, entropy in nats; None where nothing
+        could be measured.
 
     Raises:
         InputError: The shape is not (heads, n, n) with n tokens, or the values are not attention weights.
@@ -83,7 +83,7 @@ def _matrix(weights: torch.Tensor, tokens: int | None) -> Matrix:
     weights = weights.float()[None]
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or bool((weights.sum(dim=-1) > 1.01).any()):
         raise InputError(
-            "analyze_head_patterns: weights are not attention weights: NaN, negative, or rows that sum to more than one",
+            "analyze_head_patterns: not attention weights: NaN, negative, or rows that sum to more than one",
             "Give the weights after the softmax.",
         )
     axis = Axis.plain(1, shape[1], weights.device)

@@ -1,9 +1,9 @@
 """Head metrics: each a mean over query rows, written once as a function on row blocks.
 
 A metric is a decorated function that gives one value a row and says which rows can show it. Everything else follows
-from it: its chance value is the same function on uniform attention, its `_rest` variant the same function on the weights
-without the first column, its `_adjusted` variant (value - chance) / (1 - chance) over the rows that could have gone
-either way. Values are float32 a row and summed in float64.
+from it: its chance value is the same function on uniform attention, its `_rest` variant the same function on the
+weights without the first column, its `_adjusted` variant (value - chance) / (1 - chance) over the rows that could have
+gone either way. Values are float32 a row and summed in float64.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def variant(name: str) -> Variant:
 
 
 def metric_names() -> tuple[str, ...]:
-    """Every metric name that can be asked for: plain ones, then adjusted, then the variants without the first column."""
+    """Every metric name: plain ones, adjusted ones, then the variants without the first column."""
     plain = tuple(METRICS)
     adjusted = tuple(f"{m}_adjusted" for m in plain if METRICS[m].target is not None)
     rest = tuple(f"{m}_rest" for m in plain + adjusted if not m.startswith("sink"))

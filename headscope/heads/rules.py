@@ -1,7 +1,7 @@
 """Label rules: a TOML table says which metric above or below which threshold gives which label.
 
-`choose = "first"`: the first rule that holds gives the label. `choose = "largest"`: among the `above` rules that hold the
-one with the largest value does, and the `below` rules are asked, in order, when there is none.
+`choose = "first"`: the first rule that holds gives the label. `choose = "largest"`: among the `above` rules that hold
+the one with the largest value does, and the `below` rules are asked, in order, when there is none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of projection layouts: how attention modules name what makes queries, keys and values.
 
-A row says which children (or parameters) of a module are its projections. The first row whose names are all there is the
-module's layout. A new architecture with new names is a new row here and nothing else.
+A row says which children (or parameters) of a module are its projections. The first row whose names are all there is
+the module's layout. A new architecture with new names is a new row here and nothing else.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headscope.errors import ModelError
-from headscope.models.exceptions import SHARED_LAYERS
+from headscope.models.exceptions import SHARED_LAYERS, WEIGHT_AXES
 from headscope.models.layouts import Layout, layout_of
 
 _CROSS = re.compile(r"cross|enc_?dec_?att|encoder_att", re.IGNORECASE)
@@ -40,7 +40,8 @@ class Site:
         call: Which call of the module in one forward pass this is; above 0 only where layers share a module.
         cross: Keys come from another sequence than queries.
         uses_interface: The module calls transformers' registered attention functions.
-        query_axis, key_axis: The input that the tokens come from: `text`, `decoder`, `vision`, `audio`.
+        query_axis, key_axis: The input that the tokens come from: `text`, `decoder`, `vision`, `audio`, `other`.
+        weight_axes: Where the module's own output has (batch, head, query, key).
     """
 
     path: str
@@ -52,6 +53,7 @@ class Site:
     uses_interface: bool
     query_axis: str
     key_axis: str
+    weight_axes: tuple[int, int, int, int] = (0, 1, 2, 3)
 
     @property
     def layout(self) -> Layout | None:
@@ -65,7 +67,12 @@ class Site:
             return False
         config = getattr(self.module, "config", None)
         marks = (getattr(self.module, "is_causal", None), getattr(self.module, "is_decoder", None))
-        return True in marks or (None in marks[:1] and getattr(config, "is_decoder", False) is True)
+        return True in marks or (marks[0] is None and getattr(config, "is_decoder", False) is True)
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether the module has a learned sink: a logit in its softmax that takes attention and has no column."""
+        return any("sink" in name for name, _ in self.module.named_parameters())
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ _Key = tuple[str, bool, str]
 
 
 def _group(found: list[_Found]) -> dict[_Key, list[_Found]]:
-    """Modules of one container form a stack, self- and cross-attention apart; several kinds a layer are split by name."""
+    """Modules of one container form a stack, self- and cross-attention apart; several a layer are split by name."""
     groups: dict[_Key, list[_Found]] = defaultdict(list)
     for item in found:
         groups[item.container, item.cross, ""].append(item)
@@ -258,7 +265,8 @@ def _site(model: PreTrainedModel, item: _Found, stack: str, layer: int, call: in
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     query = _axis(model, stack, item.container)
     key = query if not item.cross else _main_axis(model) if encoder_decoder else "other"
-    return Site(item.path, item.module, stack, layer, call, item.cross, item.uses_interface, query, key)
+    axes = WEIGHT_AXES.get(model.config.model_type, (0, 1, 2, 3))
+    return Site(item.path, item.module, stack, layer, call, item.cross, item.uses_interface, query, key, axes)
 
 
 def _axis(model: PreTrainedModel, stack: str, container: str) -> str:
