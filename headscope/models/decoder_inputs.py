@@ -1,0 +1,130 @@
+"""What an encoder-decoder's decoder reads: a given text, or one that the model generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import InputError, ModelError
+from headscope.models.batches import TokenAxis, TokenSequence, axis_of, mask_of
+from headscope.models.checkpoint import first_line
+from headscope.models.limits import decoder_limit
+from headscope.models.loading import LoadedModel
+from headscope.models.quiet import quiet
+from headscope.models.signature import takes
+from headscope.models.text_inputs import describe_ids, shorten, text_sequences
+from headscope.models.tokens import TokenReader
+
+NEW_TOKENS = 20
+HINT = "give the decoder's text with --decoder-text"
+
+
+def has_decoder(loaded: LoadedModel) -> bool:
+    """Whether the model reads a second text, with a decoder."""
+    return bool(loaded.model.config.is_encoder_decoder) and takes(loaded.model, "decoder_input_ids")
+
+
+def given_decoder(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[TokenSequence], list[str]]:
+    """The decoder's tokens for given texts: the start token, then the text without its end token.
+
+    Returns:
+        A sequence a text, cut to the decoder's limit, and warnings.
+    """
+    targets, warnings = text_sequences(loaded, texts, target=True)
+    start, ends = start_token(loaded), _ends(loaded)
+    reader = None if loaded.tokenizer is None else TokenReader(loaded.tokenizer)
+    sequences = []
+    for target in targets:
+        ids = list(target.ids[:-1] if len(target) > 1 and target.ids[-1] in ends else target.ids)
+        ids = ids if ids[0] == start else [start, *ids]
+        sequences.append(describe_ids(loaded.model, reader, ids))
+    short = [shorten(s, decoder_limit(loaded.model)) for s in sequences]
+    cut = sum(len(a) < len(b) for a, b in zip(short, sequences, strict=True))
+    return short, warnings + ([f"{cut} decoder texts cut to {decoder_limit(loaded.model)} tokens"] if cut else [])
+
+
+def generated_decoder(loaded: LoadedModel, inputs: dict[str, Tensor]) -> tuple[list[TokenSequence], list[str]]:
+    """Generate the decoder's tokens greedily.
+
+    Returns:
+        A sequence an example of the batch (the start token first, at most `NEW_TOKENS` after it), and their texts.
+
+    Raises:
+        InputError: The model cannot generate, or its output head is newly initialised.
+    """
+    model: Any = loaded.model
+    if not (hasattr(model, "generate") and model.can_generate()):
+        raise InputError(f"{type(model).__name__} cannot generate what its decoder reads", HINT)
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if module is head]
+    if any(key.startswith(f"{name}.") for key in loaded.missing for name in names):
+        raise InputError(f"{loaded.name} has no trained output head to generate what its decoder reads", HINT)
+    limit = decoder_limit(loaded.model)
+    new = NEW_TOKENS if limit is None else max(1, min(NEW_TOKENS, limit - 8))
+    try:
+        with quiet(), torch.no_grad():
+            output = model.generate(**inputs, max_new_tokens=new, do_sample=False, num_beams=1)
+    except Exception as error:  # generation fails in the class of whatever the model is missing
+        raise ModelError(f"{loaded.name} cannot generate a decoder text: {first_line(error)}", HINT) from error
+    return _generated(loaded, getattr(output, "sequences", output).tolist())
+
+
+def _generated(loaded: LoadedModel, rows: list[list[int]]) -> tuple[list[TokenSequence], list[str]]:
+    start, ends = start_token(loaded), _ends(loaded)
+    reader = None if loaded.tokenizer is None else TokenReader(loaded.tokenizer)
+    sequences, texts = [], []
+    for row in rows:
+        ids = row if row and row[0] == start else [start, *row]
+        stop = next((i for i, n in enumerate(ids) if i > 0 and n in ends), len(ids))
+        sequence = describe_ids(loaded.model, reader, ids[:stop])
+        sequences.append(sequence)
+        texts.append(decoder_text(loaded, sequence))
+    return sequences, texts
+
+
+def decoder_text(loaded: LoadedModel, sequence: TokenSequence) -> str:
+    """The text of decoder tokens without special ones; the numbers, where there is no tokenizer."""
+    plain = [n for n, special in zip(sequence.ids, sequence.special, strict=True) if not special]
+    if loaded.tokenizer is None:
+        return " ".join(map(str, plain))
+    return str(loaded.tokenizer.decode(plain)).strip()
+
+
+def decoder_inputs(
+    loaded: LoadedModel, sequences: Sequence[TokenSequence], padding: int
+) -> tuple[dict[str, Tensor], TokenAxis]:
+    """The forward's decoder arguments for one batch, and the axis."""
+    axis = axis_of(sequences, padding)
+    assert axis.ids is not None
+    inputs = {"decoder_input_ids": axis.ids}
+    if takes(loaded.model, "decoder_attention_mask"):
+        inputs["decoder_attention_mask"] = mask_of(axis)
+    return inputs, axis
+
+
+def start_token(loaded: LoadedModel) -> int:
+    """The token that the decoder begins with.
+
+    Raises:
+        InputError: The configuration names none.
+    """
+    config, generation = loaded.model.config, getattr(loaded.model, "generation_config", None)
+    for place in (config, generation, config.get_text_config(decoder=True)):
+        for role in ("decoder_start_token_id", "bos_token_id"):
+            number = getattr(place, role, None)
+            if isinstance(number, int):
+                return number
+    raise InputError(
+        f"{loaded.name} does not say which token its decoder starts with",
+        "set decoder_start_token_id in its config.json",
+    )
+
+
+def _ends(loaded: LoadedModel) -> set[int]:
+    config, tokenizer = loaded.model.config.get_text_config(decoder=True), loaded.tokenizer
+    eos, own = getattr(config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)
+    ends = set(eos) if isinstance(eos, list) else {eos}
+    return {n for n in ends | {own} | {getattr(config, "pad_token_id", None)} if n is not None}

@@ -1,0 +1,271 @@
+"""Everything a user can give a model, turned into batches that are padded on the right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import InputError
+from headscope.models.batches import (
+    Batch,
+    Prepared,
+    TokenAxis,
+    TokenSequence,
+    axis_of,
+    group_by_length,
+    mask_of,
+    type_ids_of,
+)
+from headscope.models.decoder_inputs import (
+    decoder_inputs,
+    decoder_text,
+    generated_decoder,
+    given_decoder,
+    has_decoder,
+)
+from headscope.models.input_kinds import check_kinds
+from headscope.models.limits import text_limit
+from headscope.models.loading import LoadedModel
+from headscope.models.media_inputs import media_example
+from headscope.models.ready_tensors import ready_axis
+from headscope.models.signature import takes
+from headscope.models.text_inputs import check_texts, id_sequences, shorten, text_sequences
+
+__all__ = ["Batch", "Prepared", "TokenAxis", "prepare"]
+
+
+def prepare(
+    loaded: LoadedModel,
+    *,
+    texts: Sequence[str] | None = None,
+    ids: Sequence[Sequence[int]] | None = None,
+    decoder_texts: Sequence[str] | None = None,
+    images: Sequence[Any] | None = None,
+    audio: Sequence[Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    max_length: int | None = None,
+    strict_length: bool = False,
+    batch_size: int | None = None,
+) -> Prepared:
+    """Turn texts, token ids, images, sounds or ready tensors into batches on the model's device.
+
+    Args:
+        loaded: The model with its tokenizer and processor.
+        texts: One text or more; with images or sounds, as many as those or one for all.
+        ids: Token ids as they are, a list a text, instead of `texts`.
+        decoder_texts: For an encoder-decoder, what its decoder reads: as many as examples, or one for all. Generated
+            greedily where not given.
+        images: Paths, PIL images or arrays.
+        audio: Paths, or mono arrays at the model's sampling rate.
+        tensors: Ready arguments of the model's forward, as one batch, padded on either side. Not changed.
+        max_length: Tokens kept per text, special ones included; None is the model's own limit.
+        strict_length: Refuse a text that is longer instead of cutting it.
+        batch_size: Examples a batch; None chooses by length.
+
+    Raises:
+        InputError: The input is empty, of the wrong kind for the model, or does not fit together.
+        ModelError: The tokenizer or processor is missing or does not fit.
+    """
+    texts, decoder_texts = _several(texts, str), _several(decoder_texts, str)
+    images, audio = _several(images, str | Path), _several(audio, str | Path)
+    for name, number in (("max_length", max_length), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} is {number}, needs 1 or more")
+    check_kinds(loaded, texts, ids, decoder_texts, images, audio, tensors)
+    if tensors is not None:
+        return _from_tensors(loaded, tensors)
+    if images is not None or audio is not None:
+        return _from_media(loaded, texts, images, audio, decoder_texts)
+    return _from_tokens(loaded, texts, ids, decoder_texts, max_length, strict_length, batch_size)
+
+
+def _several(values: Any, single: Any) -> Any:
+    """A list; one value of the type `single` is a list of one."""
+    return [values] if isinstance(values, single) else values
+
+
+def _from_tokens(
+    loaded: LoadedModel,
+    texts: Sequence[str] | None,
+    ids: Sequence[Sequence[int]] | None,
+    decoder_texts: Sequence[str] | None,
+    max_length: int | None,
+    strict_length: bool,
+    batch_size: int | None,
+) -> Prepared:
+    warnings: list[str] = []
+    if texts is not None:
+        sequences, warnings = text_sequences(loaded, texts)
+    else:
+        sequences = id_sequences(loaded, ids or ())
+    sequences, truncated, notes = _limited(loaded, sequences, max_length, strict_length)
+    decoder = None
+    if decoder_texts is not None:
+        decoder, more = given_decoder(loaded, _matched(decoder_texts, len(sequences), "decoder texts"))
+        warnings += more
+    masked = takes(loaded.model, "attention_mask")
+    groups = group_by_length([len(s) for s in sequences], batch_size, equal_only=not masked)
+    batches, generated = [], dict[int, str]()
+    for group in groups:
+        rows = [sequences[i] for i in group]
+        inputs, axis = _text_batch(loaded, rows)
+        batch = Batch(_on_device(loaded, inputs), {"text": axis}, group)
+        batches.append(_with_decoder(loaded, batch, decoder, generated))
+    read = tuple(generated[i] for i in range(len(sequences))) if has_decoder(loaded) else None
+    return Prepared(
+        batches=tuple(batches),
+        texts=len(sequences),
+        tokens=sum(len(s) for s in sequences),
+        truncated=truncated,
+        first_tokens=sequences[0].labels,
+        warnings=(*warnings, *notes, *_generation_note(read, decoder)),
+        decoder_texts=read,
+    )
+
+
+def _limited(
+    loaded: LoadedModel, sequences: list[TokenSequence], max_length: int | None, strict: bool
+) -> tuple[list[TokenSequence], int, list[str]]:
+    """Cut to the limit; how many were cut; a warning about it."""
+    limit = text_limit(loaded.model, loaded.tokenizer, max_length)
+    long = [i for i, s in enumerate(sequences) if limit is not None and len(s) > limit]
+    if not long:
+        return sequences, 0, []
+    which = "the text" if len(sequences) == 1 else f"text {long[0]}"
+    if strict:
+        message = f"{which} has {len(sequences[long[0]])} tokens, the limit is {limit}"
+        raise InputError(message, "shorten it, or leave --strict-length out to cut it")
+    from_left = getattr(loaded.tokenizer, "truncation_side", "right") == "left"
+    what = which if len(long) == 1 else f"{len(long)} of {len(sequences)} texts"
+    note = f"{what} cut to {limit} tokens (the longest has {max(len(s) for s in sequences)})"
+    return [shorten(s, limit, from_left=from_left) for s in sequences], len(long), [note]
+
+
+def _text_batch(loaded: LoadedModel, rows: Sequence[TokenSequence]) -> tuple[dict[str, Tensor], TokenAxis]:
+    axis = axis_of(rows, _padding(loaded))
+    assert axis.ids is not None
+    inputs = {"input_ids": axis.ids}
+    if takes(loaded.model, "attention_mask"):
+        inputs["attention_mask"] = mask_of(axis)
+    if any(row.type_ids is not None for row in rows) and takes(loaded.model, "token_type_ids"):
+        inputs["token_type_ids"] = type_ids_of(rows)
+    return inputs, axis
+
+
+def _padding(loaded: LoadedModel) -> int:
+    """A token that exists; which one does not matter behind the mask, except to models that count positions by it."""
+    config = loaded.model.config.get_text_config()
+    number = getattr(config, "pad_token_id", None)
+    return number if isinstance(number, int) and 0 <= number < getattr(config, "vocab_size", number + 1) else 0
+
+
+def _with_decoder(
+    loaded: LoadedModel, batch: Batch, given: Sequence[TokenSequence] | None, texts: dict[int, str]
+) -> Batch:
+    """Add the decoder's input, given or generated; `texts` collects what it reads, by example."""
+    if not has_decoder(loaded):
+        return batch
+    if given is not None:
+        rows = [given[i] for i in batch.order]
+        read = [decoder_text(loaded, row) for row in rows]
+    else:
+        rows, read = generated_decoder(loaded, batch.inputs)
+    texts.update(zip(batch.order, read, strict=True))
+    inputs, axis = decoder_inputs(loaded, rows, _padding(loaded))
+    return Batch(batch.inputs | _on_device(loaded, inputs), batch.axes | {"decoder": axis}, batch.order)
+
+
+def _generation_note(read: Sequence[str] | None, given: Sequence[TokenSequence] | None) -> list[str]:
+    if read is None or given is not None:
+        return []
+    return [f"the decoder reads what the model generated greedily: {read[0]!r}" + (" …" if len(read) > 1 else "")]
+
+
+def _from_media(
+    loaded: LoadedModel,
+    texts: Sequence[str] | None,
+    images: Sequence[Any] | None,
+    audio: Sequence[Any] | None,
+    decoder_texts: Sequence[str] | None,
+) -> Prepared:
+    count = max(len(given) for given in (texts, images, audio) if given is not None)
+    if texts is not None:
+        check_texts(texts)
+    all_texts = _matched(_text_for_media(loaded, texts, images), count, "texts")
+    all_images, all_audio = _matched(images, count, "images"), _matched(audio, count, "sounds")
+    decoder, warnings = None, list[str]()
+    if decoder_texts is not None:
+        decoder, warnings = given_decoder(loaded, _matched(decoder_texts, count, "decoder texts"))
+    batches, read = [], dict[int, str]()
+    for i in range(count):
+        tensors, more = media_example(loaded, all_texts[i], all_images[i], all_audio[i])
+        warnings += more
+        tensors, axis = ready_axis(loaded, tensors)
+        batch = Batch(_on_device(loaded, tensors), {} if axis is None else {"text": axis}, (i,))
+        batches.append(_with_decoder(loaded, batch, decoder, read))
+    texts_read = tuple(read[i] for i in range(count)) if has_decoder(loaded) else None
+    return _summary(batches, [*warnings, *_generation_note(texts_read, decoder)], texts_read)
+
+
+def _text_for_media(
+    loaded: LoadedModel, texts: Sequence[str] | None, images: Sequence[Any] | None
+) -> Sequence[str] | None:
+    """A model that writes about images reads them at a token of its text, even when there is no other text."""
+    token = getattr(loaded.processor, "image_token", None)
+    needs_text = texts is None and images is not None and takes(loaded.model, "input_ids") and not has_decoder(loaded)
+    return [token] if needs_text and isinstance(token, str) else texts
+
+
+def _from_tensors(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> Prepared:
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"{name} is a {type(value).__name__}, not a tensor", "pass return_tensors='pt'")
+        if not takes(loaded.model, name):
+            raise InputError(f"{type(loaded.model).__name__} takes no {name}")
+    shifted, axis = ready_axis(loaded, tensors)
+    shifted, decoder = ready_axis(loaded, shifted, "decoder_")
+    axes = {name: found for name, found in (("text", axis), ("decoder", decoder)) if found is not None}
+    count = len(axes["text"].labels) if axis is not None else len(next(iter(shifted.values())))
+    batch = Batch(_on_device(loaded, shifted), axes, tuple(range(count)))
+    read: dict[int, str] = {}
+    if has_decoder(loaded) and decoder is None and "decoder_inputs_embeds" not in tensors:
+        batch = _with_decoder(loaded, batch, None, read)
+    texts = tuple(read[i] for i in range(count)) if read else None
+    return _summary([batch], _generation_note(texts, None), texts)
+
+
+def _summary(batches: Sequence[Batch], warnings: Sequence[str], decoder_texts: tuple[str, ...] | None) -> Prepared:
+    axes = [batch.axes.get("text", batch.axes.get("decoder")) for batch in batches]
+    labels = axes[0].labels[0] if axes[0] is not None else ()
+    return Prepared(
+        batches=tuple(batches),
+        texts=sum(len(batch.order) for batch in batches),
+        tokens=sum(int(axis.lengths.sum()) for axis in axes if axis is not None),
+        truncated=0,
+        first_tokens=labels,
+        warnings=tuple(dict.fromkeys(warnings)),
+        decoder_texts=decoder_texts,
+    )
+
+
+def _matched(values: Sequence[Any] | None, count: int, what: str) -> Sequence[Any]:
+    """One value an example; a single one serves all."""
+    if values is None:
+        return [None] * count
+    if len(values) not in (1, count):
+        raise InputError(f"{len(values)} {what} for {count} examples", "give one for all, or one each")
+    return list(values) * (count if len(values) == 1 else 1)
+
+
+def _on_device(loaded: LoadedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the model's device; fractions take the model's dtype."""
+    model = loaded.model
+    result = {}
+    for name, value in inputs.items():
+        fraction = value.is_floating_point() and "mask" not in name
+        result[name] = value.to(model.device, model.dtype if fraction else value.dtype, copy=True)
+    return result

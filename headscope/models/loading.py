@@ -1,0 +1,307 @@
+"""Loading: the one place that calls `from_pretrained`.
+
+What comes out is an ordinary transformers model in evaluation mode whose attention is computed eagerly, because the
+fused implementations return no weights, together with the tokenizer or processor that its inputs need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from headscope.errors import ModelError
+from headscope.models import packaged
+from headscope.models.checkpoint import explain_load_error, first_line, is_out_of_memory, judge_load_report
+from headscope.models.packaged import default_model_name
+from headscope.models.placement import pick_device, pick_dtype
+from headscope.models.quiet import quiet
+from headscope.models.signature import AUDIO_INPUTS, IMAGE_INPUTS, takes_any
+from headscope.models.source import Source, find_source
+
+__all__ = ["LoadedModel", "default_model_name", "load", "load_model", "wrap_model"]
+
+GENERATING_CLASSES = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText)
+
+
+@dataclass
+class LoadedModel:
+    """A model and what belongs to it.
+
+    Attributes:
+        model: In evaluation mode, with real attention weights (eager), unless it is a caller's own.
+        name: As the user named it.
+        tokenizer: None where the model has none that loads.
+        processor: Image processor, feature extractor or composite processor where the model needs one.
+        warnings: One line each.
+        missing: Names of harmless parameters (heads, poolers) that the checkpoint left newly initialised.
+    """
+
+    model: PreTrainedModel
+    name: str
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: Any | None
+    warnings: list[str]
+    missing: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class _Companions:
+    """What `load` remembers of a model. It must not hold the model, or the model would never be freed."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: Any | None
+    warnings: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+_companions: WeakKeyDictionary[nn.Module, _Companions] = WeakKeyDictionary()
+
+
+def load_model(
+    name: str | None = None,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str | torch.dtype | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    need_generation: bool = False,
+) -> LoadedModel:
+    """Load a model with its tokenizer and processor.
+
+    Args:
+        name: Hub id, directory or `.gguf` file; None takes `default_model_name()`.
+        revision: Branch, tag or commit on the Hub.
+        device: `auto` (CUDA, MPS, CPU in this order), or a torch device.
+        dtype: A torch dtype or its name; None or `auto` keeps the checkpoint's own.
+        device_map: As in transformers; `device` is then not used.
+        trust_remote_code: Allow a checkpoint's own Python code to run.
+        tokenizer: Another tokenizer, or its hub id or directory.
+        need_generation: Load an encoder-decoder with its language-model head, so that it can generate.
+
+    Raises:
+        InputError: No such device or dtype.
+        ModelError: The model cannot be loaded, or attention would run on weights that the checkpoint does not have.
+        ResourceError: Out of memory.
+    """
+    target, kind = pick_device(device), pick_dtype(dtype)
+    name, source = _resolve(name, revision)
+    common = source.arguments() | {"trust_remote_code": trust_remote_code}
+    try:
+        with quiet():
+            model, report = _from_pretrained(source, common, kind, device_map, need_generation)
+        if device_map is None:
+            nn.Module.to(model, target)
+    except Exception as error:  # transformers raises nearly every class there is; all mean: does not load
+        raise _load_error(name, source, error) from error
+    warnings, missing = judge_load_report(name, report)
+    _make_eager(model)
+    model.train(mode=False)
+    loaded = LoadedModel(model, name, None, None, warnings, missing)
+    _add_companions(loaded, source, tokenizer, common)
+    return loaded
+
+
+def load(
+    name: str | None = None,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str | torch.dtype | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    need_generation: bool = False,
+) -> PreTrainedModel:
+    """Load an ordinary transformers model for `headscope.analyze`, which finds its tokenizer again.
+
+    Arguments and errors are those of `load_model`.
+    """
+    loaded = load_model(
+        name,
+        revision=revision,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        trust_remote_code=trust_remote_code,
+        tokenizer=tokenizer,
+        need_generation=need_generation,
+    )
+    _companions[loaded.model] = _Companions(
+        loaded.name, loaded.tokenizer, loaded.processor, tuple(loaded.warnings), loaded.missing
+    )
+    return loaded.model
+
+
+def wrap_model(
+    model: PreTrainedModel, tokenizer: str | PreTrainedTokenizerBase | None = None, processor: Any | None = None
+) -> LoadedModel:
+    """Bundle a caller's own model with its tokenizer; nothing about the model is changed.
+
+    Without a `tokenizer` it is the one that `load` found with this model, else the one in the model's own directory
+    where `model.name_or_path` is a local one. The Hub is never asked.
+    """
+    if isinstance(tokenizer, str):
+        tokenizer = _named_tokenizer(tokenizer, trust_remote_code=False)
+    known = _companions.get(model)
+    if known is not None:
+        return LoadedModel(
+            model,
+            known.name,
+            tokenizer or known.tokenizer,
+            processor or known.processor,
+            list(known.warnings),
+            known.missing,
+        )
+    path = str(getattr(model, "name_or_path", "") or "")
+    loaded = LoadedModel(model, path or type(model).__name__, tokenizer, processor, [])
+    if tokenizer is None and path and (Path(path) / "config.json").is_file():
+        source = Source(path, local=True)
+        _add_companions(loaded, source, None, source.arguments() | {"trust_remote_code": False})
+        loaded.processor = processor or loaded.processor
+    return loaded
+
+
+def _resolve(name: str | None, revision: str | None) -> tuple[str, Source]:
+    """The name to show and the source to load; packaged weights are checked on the way."""
+    directory = packaged.packaged_directory()
+    wanted = default_model_name() if name is None else name
+    if directory is not None and (wanted == packaged.SHORT_NAME or Path(wanted) == directory):
+        if wanted == packaged.SHORT_NAME and Path(wanted).is_dir():
+            return wanted, find_source(wanted, revision)
+        packaged.check_packaged_weights(directory)
+        return (packaged.SHORT_NAME if name is None else name), Source(str(directory), local=True)
+    return wanted, find_source(wanted, revision)
+
+
+def _from_pretrained(
+    source: Source, common: dict[str, Any], dtype: str | torch.dtype, device_map: Any, need_generation: bool
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model and its load report. Missing and misshapen weights are in the report, not raised."""
+    config = AutoConfig.from_pretrained(source.path, **common)
+    arguments = common if device_map is None else common | {"device_map": device_map}
+    model, report = _auto_class(config, need_generation).from_pretrained(
+        source.path,
+        config=config,
+        attn_implementation="eager",
+        dtype=dtype,
+        weights_only=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **arguments,
+    )
+    return model, report
+
+
+def _auto_class(config: PreTrainedConfig, need_generation: bool) -> Any:
+    """The class to load with: the bare model wherever there is one, so that no head is in the way."""
+    auto_map = getattr(config, "auto_map", None) or {}
+    if need_generation and getattr(config, "is_encoder_decoder", False):
+        for candidate in GENERATING_CLASSES:
+            if type(config) in candidate._model_mapping or candidate.__name__ in auto_map:
+                return candidate
+    if type(config) in AutoModel._model_mapping or "AutoModel" in auto_map:
+        return AutoModel
+    for key in auto_map:
+        if key.startswith("AutoModelFor") and hasattr(transformers, key):
+            return getattr(transformers, key)
+    for architecture in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)
+    raise ValueError(f"transformers has no model class for {config.model_type!r}")
+
+
+def _make_eager(model: PreTrainedModel) -> None:
+    """Make every submodule's own configuration eager: composites hand the choice down to some of them only."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and config._attn_implementation != "eager":
+            config._attn_implementation = "eager"
+
+
+def _load_error(name: str, source: Source, error: Exception) -> Exception:
+    if not source.local and source.files_only and isinstance(error, OSError):
+        return ModelError(
+            f"{name} is not a directory here, the Hub cannot be reached, and its cache does not have the model",
+            "check the spelling and the network, or give a local directory",
+        )
+    return explain_load_error(name, error, local=source.local)
+
+
+def _add_companions(
+    loaded: LoadedModel, source: Source, tokenizer: str | PreTrainedTokenizerBase | None, common: dict[str, Any]
+) -> None:
+    """Load processor and tokenizer, as far as the model needs them and they are there. None is required."""
+    if takes_any(loaded.model, IMAGE_INPUTS + AUDIO_INPUTS):
+        loaded.processor = _first_that_loads(_processor_classes(loaded.model), source, common)
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        loaded.tokenizer = tokenizer
+    elif tokenizer is not None:
+        loaded.tokenizer = _named_tokenizer(tokenizer, common["trust_remote_code"])
+    elif getattr(loaded.processor, "tokenizer", None) is not None:
+        loaded.tokenizer = getattr(loaded.processor, "tokenizer", None)
+    elif takes_any(loaded.model, ("input_ids", "decoder_input_ids")):
+        loaded.tokenizer = _first_that_loads((AutoTokenizer,), source, common)
+
+
+def _processor_classes(model: PreTrainedModel) -> tuple[Any, ...]:
+    """Composite processors only help a model that also takes text; elsewhere the plain ones are meant."""
+    both = [AutoProcessor] if takes_any(model, ("input_ids", "decoder_input_ids")) else []
+    images = [AutoImageProcessor] if takes_any(model, IMAGE_INPUTS) else []
+    sounds = [AutoFeatureExtractor] if takes_any(model, AUDIO_INPUTS) else []
+    return (*both, *images, *sounds)
+
+
+def _first_that_loads(classes: tuple[Any, ...], source: Source, common: dict[str, Any]) -> Any | None:
+    for candidate in classes:
+        try:
+            with quiet():
+                found = candidate.from_pretrained(source.path, **common)
+        except (
+            Exception
+        ) as error:  # a missing or foreign file raises nearly any class; without one, inputs.py says what is needed
+            if is_out_of_memory(error):
+                raise
+            continue
+        if candidate is AutoTokenizer or not isinstance(found, PreTrainedTokenizerBase):
+            return found
+    return None
+
+
+def _named_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    path = Path(name).expanduser()
+    try:
+        source = Source(str(path), local=True) if path.is_dir() else find_source(name)
+        with quiet():
+            found = AutoTokenizer.from_pretrained(
+                source.path, trust_remote_code=trust_remote_code, **source.arguments()
+            )
+    except Exception as error:  # as above: whatever it is, this tokenizer does not load
+        raise ModelError(
+            f"the tokenizer {name} cannot be loaded: {first_line(error)}",
+            "name a directory that holds tokenizer.json or a vocabulary",
+        ) from error
+    assert isinstance(found, PreTrainedTokenizerBase)
+    return found

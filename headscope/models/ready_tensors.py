@@ -1,0 +1,99 @@
+"""A caller's own tensors: checked, and shifted so that padding is on the right. The caller's are never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headscope.errors import InputError
+from headscope.models.batches import TokenAxis
+from headscope.models.limits import vocabulary_size
+from headscope.models.loading import LoadedModel
+from headscope.models.text_inputs import describe_ids
+from headscope.models.tokens import TokenReader
+
+
+def ready_axis(
+    loaded: LoadedModel, tensors: Mapping[str, Tensor], prefix: str = ""
+) -> tuple[dict[str, Tensor], TokenAxis | None]:
+    """Shift one sequence axis of ready inputs to the left, so that padding ends up on the right.
+
+    Args:
+        loaded: The model and its tokenizer.
+        tensors: Arguments of the model's forward; `input_ids` (batch, n) or `inputs_embeds` (batch, n, hidden), and
+            where there is padding `attention_mask` (batch, n).
+        prefix: `""`, or `"decoder_"` for an encoder-decoder's second axis.
+
+    Returns:
+        The tensors with this axis shifted, and the axis (None where it is not among them).
+
+    Raises:
+        InputError: A mask has another shape or holes, or a row has no token, or a token does not exist.
+    """
+    ids, embeds = tensors.get(f"{prefix}input_ids"), tensors.get(f"{prefix}inputs_embeds")
+    main = ids if ids is not None else embeds
+    if main is None:
+        return dict(tensors), None
+    if main.dim() != (2 if ids is not None else 3):
+        raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}, needs (batch, tokens)")
+    size = (main.shape[0], main.shape[1])
+    starts, lengths = _runs(tensors.get(f"{prefix}attention_mask"), size, prefix)
+    shifted = _shifted(tensors, prefix, starts, size)
+    return shifted, _axis(loaded, shifted.get(f"{prefix}input_ids"), lengths, size[1])
+
+
+def _runs(mask: Tensor | None, size: tuple[int, int], prefix: str) -> tuple[list[int], list[int]]:
+    """First real token and number of real tokens of each row."""
+    if mask is None:
+        return [0] * size[0], [size[1]] * size[0]
+    if tuple(mask.shape) != size:
+        raise InputError(f"{prefix}attention_mask has shape {tuple(mask.shape)}, needs {size}")
+    starts, lengths = [], []
+    for i, row in enumerate(mask.bool().tolist()):
+        real = [j for j, on in enumerate(row) if on]
+        if not real:
+            raise InputError(f"row {i} of {prefix}attention_mask leaves no token", "leave that row out")
+        if real[-1] - real[0] + 1 != len(real):
+            raise InputError(f"row {i} of {prefix}attention_mask has holes", "pad on one side only")
+        starts.append(real[0])
+        lengths.append(len(real))
+    return starts, lengths
+
+
+def _shifted(
+    tensors: Mapping[str, Tensor], prefix: str, starts: Sequence[int], size: tuple[int, int]
+) -> dict[str, Tensor]:
+    result = dict(tensors)
+    if not any(starts):
+        return result
+    for name, value in tensors.items():
+        if name.startswith("decoder_") != bool(prefix):
+            continue
+        if value.dim() >= 2 and tuple(value.shape[:2]) == size:
+            rows = [torch.roll(row, -start, dims=0) for row, start in zip(value, starts, strict=True)]
+            result[name] = torch.stack(rows)
+        elif name == f"{prefix}position_ids":
+            raise InputError(f"{name} has shape {tuple(value.shape)}, needs {size} with padding on the left")
+    return result
+
+
+def _axis(loaded: LoadedModel, ids: Tensor | None, lengths: Sequence[int], width: int) -> TokenAxis:
+    count = torch.tensor(lengths, dtype=torch.int64)
+    if ids is None:
+        labels = tuple(tuple(str(j) for j in range(n)) for n in lengths)
+        words = tuple(tuple(range(n)) for n in lengths)
+        return TokenAxis(None, count, torch.zeros(len(lengths), width, dtype=torch.bool), labels, words)
+    ids = ids.detach().to("cpu", torch.int64)
+    size = vocabulary_size(loaded.model)
+    if int(ids.min()) < 0 or (size is not None and int(ids.max()) >= size):
+        raise InputError(
+            f"input_ids holds {int(ids.min())} to {int(ids.max())}, {loaded.name} has 0 to {(size or 0) - 1}"
+        )
+    reader = None if loaded.tokenizer is None else TokenReader(loaded.tokenizer)
+    rows = [describe_ids(loaded.model, reader, ids[i, :n].tolist()) for i, n in enumerate(lengths)]
+    special = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        special[i, : len(row)] = torch.tensor(row.special)
+    return TokenAxis(ids, count, special, tuple(r.labels for r in rows), tuple(r.words for r in rows))

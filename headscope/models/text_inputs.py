@@ -1,0 +1,181 @@
+"""Texts and token numbers, turned into token sequences that the model can take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from headscope.errors import HeadscopeError, InputError, ModelError
+from headscope.models.batches import TokenSequence
+from headscope.models.checkpoint import first_line
+from headscope.models.limits import vocabulary_size
+from headscope.models.loading import LoadedModel
+from headscope.models.quiet import quiet
+from headscope.models.tokens import SPECIAL_ROLES, TokenReader
+
+TOKENIZER_HINT = "name another one with --tokenizer, or give token ids with --ids"
+
+
+def text_sequences(
+    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False
+) -> tuple[list[TokenSequence], list[str]]:
+    """Tokenize, with the tokenizer's own special tokens as transformers adds them.
+
+    Args:
+        loaded: The model and its tokenizer.
+        texts: One text or more.
+        target: Tokenize as an encoder-decoder's target.
+
+    Returns:
+        A sequence a text, not cut to any length, and warnings.
+
+    Raises:
+        InputError: A text is empty or not valid Unicode.
+        ModelError: There is no tokenizer, or it does not know a single token of the texts, or has tokens that the
+            model does not.
+    """
+    check_texts(texts)
+    if loaded.tokenizer is None:
+        raise ModelError(f"{loaded.name} has no tokenizer that loads", TOKENIZER_HINT)
+    reader = TokenReader(loaded.tokenizer)
+    encoded = _encode(loaded, texts, "text_target" if target else "text")
+    templates = encoded.get("special_tokens_mask") or [[0] * len(ids) for ids in encoded["input_ids"]]
+    sequences = [_sequence(reader, encoded, templates, i) for i in range(len(texts))]
+    counts = [_count(reader, *row) for row in zip(texts, sequences, templates, strict=True)]
+    for text, count in zip(texts, counts, strict=True):
+        if not count.made:
+            raise _nothing_made(loaded.name, reader, text)
+    warnings = _judge_unknown(loaded.name, reader, counts)
+    size, largest = vocabulary_size(loaded.model), max(max(s.ids) for s in sequences)
+    if size is not None and largest >= size:
+        message = f"the tokenizer does not fit {loaded.name}: it gives token {largest}, the model has {size} tokens"
+        raise ModelError(message, TOKENIZER_HINT)
+    return sequences, warnings
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Refuse empty texts and such as are no valid Unicode.
+
+    Raises:
+        InputError: Names the text by its number, from 0.
+    """
+    for i, text in enumerate(texts):
+        which = f"text {i}" if len(texts) > 1 else "the text"
+        if not isinstance(text, str):
+            raise InputError(f"{which} is a {type(text).__name__}, not a string")
+        if not text.strip():
+            raise InputError(f"{which} is empty", "give at least one word")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{which} is not valid Unicode at character {error.start}", "save it as UTF-8") from error
+
+
+def id_sequences(loaded: LoadedModel, ids: Sequence[Sequence[int]]) -> list[TokenSequence]:
+    """Token numbers as they are; no tokenizer is needed.
+
+    Raises:
+        InputError: A list is empty, or a number is negative or has no embedding.
+    """
+    size = vocabulary_size(loaded.model)
+    for i, row in enumerate(ids):
+        if not len(row):
+            which = f"list {i} of token ids" if len(ids) > 1 else "the list of token ids"
+            raise InputError(f"{which} is empty", 'for example --ids "101 7592 102"')
+        for number in row:
+            if number < 0 or (size is not None and number >= size):
+                valid = "not negative" if size is None else f"0 to {size - 1}"
+                raise InputError(f"token id {number} does not exist in {loaded.name}", f"valid ids are {valid}")
+    reader = None if loaded.tokenizer is None else TokenReader(loaded.tokenizer)
+    return [describe_ids(loaded.model, reader, [int(n) for n in row]) for row in ids]
+
+
+def describe_ids(model: PreTrainedModel, reader: TokenReader | None, ids: Sequence[int]) -> TokenSequence:
+    """Labels, words and special tokens of token numbers. Without a tokenizer labels are the numbers themselves, and
+    special are those that the model's configuration names."""
+    if reader is None:
+        config = model.config.get_text_config()
+        known = {getattr(config, f"{role}_token_id", None) for role in (*SPECIAL_ROLES, "decoder_start")}
+        special = tuple(n in known for n in ids)
+        return TokenSequence(tuple(ids), special, tuple(str(n) for n in ids), tuple(range(len(ids))))
+    special = tuple(n in reader.special for n in ids)
+    return TokenSequence(tuple(ids), special, *reader.read(ids, special))
+
+
+def shorten(sequence: TokenSequence, limit: int | None, *, from_left: bool = False) -> TokenSequence:
+    """Cut the text out of a sequence that is too long, keeping the special tokens at both of its ends.
+
+    Raises:
+        InputError: `limit` leaves no room between the special tokens.
+    """
+    if limit is None or len(sequence) <= limit:
+        return sequence
+    head = next((i for i, special in enumerate(sequence.special) if not special), 0)
+    tail = next((i for i, special in enumerate(reversed(sequence.special)) if not special), 0)
+    room = limit - head - tail
+    if room < 1:
+        message = f"max_length {limit} leaves no room for text beside {head + tail} special tokens"
+        raise InputError(message, f"--max-length {head + tail + 1} or more")
+    body = range(head, len(sequence) - tail)
+    kept = body[-room:] if from_left else body[:room]
+    return sequence.take([*range(head), *kept, *range(len(sequence) - tail, len(sequence))])
+
+
+def _encode(loaded: LoadedModel, texts: Sequence[str], argument: str) -> Any:
+    assert loaded.tokenizer is not None
+    try:
+        with quiet():
+            return loaded.tokenizer(**{argument: list(texts)}, return_special_tokens_mask=True)
+    except Exception as error:  # a broken tokenizer fails in the class of whatever it is made of
+        raise ModelError(f"the tokenizer of {loaded.name} fails: {first_line(error)}", TOKENIZER_HINT) from error
+
+
+def _sequence(reader: TokenReader, encoded: Any, templates: Sequence[Sequence[int]], i: int) -> TokenSequence:
+    ids, type_ids = encoded["input_ids"][i], encoded.get("token_type_ids")
+    special = tuple(bool(t) or n in reader.special for t, n in zip(templates[i], ids, strict=True))
+    labels, words = reader.read(ids, special, encoded.word_ids(i) if encoded.is_fast else None)
+    return TokenSequence(tuple(ids), special, labels, words, None if type_ids is None else tuple(type_ids[i]))
+
+
+class _Counts:
+    """Tokens of one text: made of it at all (no template), standing for words (no special, no blank), unknown."""
+
+    def __init__(self) -> None:
+        self.made = self.words = self.unknown = 0
+
+
+def _count(reader: TokenReader, text: str, sequence: TokenSequence, template: Sequence[int]) -> _Counts:
+    unk, literal = reader.tokenizer.unk_token_id, str(reader.tokenizer.unk_token) in text
+    counts = _Counts()
+    for number, added, special, label in zip(sequence.ids, template, sequence.special, sequence.labels, strict=True):
+        unknown = number == unk and not added and not literal
+        counts.made += not added
+        counts.unknown += unknown
+        counts.words += unknown or not (special or not label.strip("␣"))
+    return counts
+
+
+def _nothing_made(name: str, reader: TokenReader, text: str) -> HeadscopeError:
+    if len(reader.tokenizer) <= len(reader.spelling.added) + 1:
+        return ModelError(f"the tokenizer of {name} has no vocabulary", TOKENIZER_HINT)
+    return InputError(f"the tokenizer of {name} finds nothing to read in {text[:40]!r}", "give at least one word")
+
+
+def _judge_unknown(name: str, reader: TokenReader, counts: Sequence[_Counts]) -> list[str]:
+    """transformers silently makes an empty tokenizer of a directory without a vocabulary: every word is unknown."""
+    if any(c.words for c in counts) and all(c.unknown == c.words for c in counts):
+        message = f"the tokenizer of {name} knows none of the text: every token is {reader.tokenizer.unk_token}"
+        raise ModelError(message, TOKENIZER_HINT)
+    bad = [i for i, c in enumerate(counts) if c.words and 2 * c.unknown >= c.words]
+    if not bad:
+        return []
+    first = counts[bad[0]]
+    which = "the text" if len(counts) == 1 else f"text {bad[0]}"
+    more = f", and half or more of {len(bad) - 1} other texts" if len(bad) > 1 else ""
+    unk = reader.tokenizer.unk_token
+    return [
+        f"the tokenizer does not know {first.unknown} of the {first.words} tokens of {which} ({unk}){more}: "
+        "what is measured there says little"
+    ]
