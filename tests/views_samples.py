@@ -21,7 +21,10 @@ from headscope.results import (
 SEED = {"sink": 0.4, "prev_token": 0.3, "self_attend": 0.4, "entropy": 0.5}
 LABELS = ("attention_sink", "prev_token", "self_attend", "focused", "broad", "next_token", "unmeasurable")
 TOKENS = ("[CLS]", "the", "cat", "sat", "on", "the", "mat", "because", "it", "was", "tired", ".", "[SEP]")
-HOSTILE = ("$x_1$", "[red]", "=1+1", "a\nb", "\x1b[31m", "\u202egnp.exe", "|", "<b>", "猫", "🙂", "\ud800", "", " ", "\\")
+HOSTILE = (
+    *("$x_1$", "[red]", "=1+1", "a\nb", "\x1b[31m", "\u202egnp.exe", "|", "<b>"),
+    *("猫", "🙂", "\ud800", "", " ", "\\"),
+)
 
 
 def record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase, digits
 
@@ -81,7 +81,7 @@ def labels_shown(analysis: Analysis) -> dict[str, LabelStyle]:
     return label_styles([*(record.pattern for record in analysis.heads), *rests])
 
 
-def cell_letters(record: HeadRecord, styles: dict[str, LabelStyle]) -> str:
+def cell_letters(record: HeadRecord, styles: Mapping[str, LabelStyle]) -> str:
     """A head in the label map: its label's letter, then, small, what it does apart from the sink."""
     rest = styles[record.rest_pattern].letter.lower() if record.rest_pattern is not None else ""
     return styles[record.pattern].letter + rest

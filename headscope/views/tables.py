@@ -116,9 +116,7 @@ def head_tables(analysis: Analysis, *, header: bool = True) -> RenderableType:
     return Group(*parts)
 
 
-def _head_columns(
-    records: Sequence[HeadRecord], analysis: Analysis, styles: Mapping[str, LabelStyle]
-) -> list[Column]:
+def _head_columns(records: Sequence[HeadRecord], analysis: Analysis, styles: Mapping[str, LabelStyle]) -> list[Column]:
     everyone = analysis.heads
     columns = [Column(Text("head"), tuple(Text(record.name) for record in records))]
     if any(record.kv_head != record.head for record in everyone):

@@ -1,0 +1,70 @@
+"""What all figures share: style, colours, and panels placed in inches.
+
+Figures have no layout engine: panels are placed by arithmetic, and saving with a tight box takes in every label around
+them. That draws each figure once instead of three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import matplotlib
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
+
+from headscope.results import Analysis
+from headscope.views.figure_text import drawable, font_families
+
+# Even in lightness and safe for colour-blind readers (Nuñez, Anderton and Renslow 2018), so it prints in grey.
+COLOR_MAP = "cividis"
+GREY = "#555555"
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """matplotlib's defaults with our fonts, whatever the user's settings say; these come back afterwards."""
+    with matplotlib.style.context("default", after_reset=True):
+        matplotlib.rcParams.update({"font.family": list(font_families()), "axes.titlelocation": "left"})
+        yield
+
+
+def weight_scale(largest: float) -> Normalize:
+    """Colours of weights from 0 to `largest` by their square root.
+
+    On a linear scale one sink near 1 leaves everything else in the dark.
+    """
+    return PowerNorm(0.5, vmin=0.0, vmax=largest if largest > 0 else 1.0)
+
+
+def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """A panel of `width` × `height` inches, `left` and `top` inches from the figure's upper left corner."""
+    whole_width, whole_height = figure.get_size_inches()
+    bottom = whole_height - top - height
+    return figure.add_axes((left / whole_width, bottom / whole_height, width / whole_width, height / whole_height))
+
+
+def place_bar(figure: Figure, scale: Normalize, left: float, top: float, height: float, label: str) -> Colorbar:
+    """A colour bar, `height` inches high, with its label."""
+    bar = figure.colorbar(ScalarMappable(scale, COLOR_MAP), cax=place(figure, left, top, 0.14, height))
+    bar.set_label(label, fontsize=7.5, parse_math=False)
+    bar.ax.tick_params(labelsize=6.5)
+    return bar
+
+
+def add_title(figure: Figure, analysis: Analysis, title: str, inches: float = 0.06) -> None:
+    """`title` over the figure's upper left corner, `inches` above it, and the model's name in grey over that."""
+    height = figure.get_size_inches()[1]
+    title_at, model_at = 1 + inches / height, 1 + (inches + 0.2) / height
+    figure.text(0, title_at, title, fontsize=10, va="bottom", parse_math=False)
+    figure.text(0, model_at, _model_line(analysis), fontsize=7.5, color=GREY, va="bottom", parse_math=False)
+
+
+def _model_line(analysis: Analysis) -> str:
+    """The model's name, short enough to stand over a figure: the end of a long path."""
+    name = drawable(analysis.model.name)
+    return name if len(name) <= 60 else "…" + name[-59:]

@@ -1,0 +1,156 @@
+"""Pictures of an analysis, as bytes and as a directory of PNG files.
+
+matplotlib is imported when the first picture is drawn, never by importing this module; no pyplot, no global state.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headscope.errors import HeadscopeError, InputError, ResourceError
+from headscope.results import Analysis, AttentionMap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 150
+_LONGEST_STACK_NAME = 80
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def head_picture(
+    analysis: Analysis, attention: AttentionMap, head: int, *, file_format: str = "png", dpi: int = DPI
+) -> bytes:
+    """One head's weights with token labels, as `png`, `svg` or `pdf`. Raises ValueError for a head not in the map."""
+    from headscope.views.attention_figures import head_figure
+
+    return _picture(lambda: head_figure(analysis, attention, head), file_format, dpi)
+
+
+def layer_picture(analysis: Analysis, attention: AttentionMap, *, file_format: str = "png", dpi: int = DPI) -> bytes:
+    """All heads of one layer in a grid, as `png`, `svg` or `pdf`."""
+    from headscope.views.attention_figures import layer_figure
+
+    return _picture(lambda: layer_figure(analysis, attention), file_format, dpi)
+
+
+def model_picture(analysis: Analysis, metric: str | None = None, *, file_format: str = "png", dpi: int = DPI) -> bytes:
+    """Every head's label and one metric beside it, as `png`, `svg` or `pdf`. Raises InputError: unknown metric."""
+    from headscope.views.map_figure import map_figure
+
+    return _picture(lambda: map_figure(analysis, metric), file_format, dpi)
+
+
+def _picture(build: Callable[[], Figure], file_format: str, dpi: int) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from headscope.views.figure_base import figure_style
+
+    out = io.BytesIO()
+    with figure_style():
+        figure = build()
+        # Vector formats count 72 dots an inch; letters must be measured at the size at which they are drawn.
+        figure.set_dpi(dpi if file_format == "png" else 72)
+        # Asking for the box here and not with bbox_inches="tight" saves drawing everything twice.
+        canvas = FigureCanvasAgg(figure)
+        box = figure.get_tightbbox(canvas.get_renderer()).padded(0.06)  # type: ignore[no-untyped-call]  # their stubs
+        figure.savefig(out, format=file_format, dpi=dpi, bbox_inches=box, metadata=_UNDATED.get(file_format))
+    return out.getvalue()
+
+
+def write_heatmaps(analysis: Analysis, directory: str | Path, force: bool = False) -> list[Path]:
+    """Write `STACK.L5H3.png` for each head in the maps, `STACK.L5.png` for each layer, and `map.png`.
+
+    Every picture is drawn into a temporary directory first, so that a failure leaves no picture and no part of one.
+
+    Args:
+        analysis: What to draw; `maps` holds the matrices, and an analysis without them gives `map.png` alone.
+        directory: Where to write; made if missing.
+        force: Replace files of these names.
+
+    Returns:
+        The files written, in the order in which they were drawn.
+
+    Raises:
+        InputError: A file exists already and `force` is not given, or the directory cannot be written.
+        ResourceError: The disk is full.
+    """
+    target = Path(directory)
+    drawings = dict(_drawings(analysis))
+    if not force:
+        _refuse_existing(target, list(drawings))
+    created = not target.exists()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        return _write_all(target, drawings)
+    except BaseException as error:
+        if created:
+            _remove_if_empty(target)
+        if isinstance(error, OSError):
+            raise _plain_error(error, target) from error
+        raise
+
+
+def _write_all(target: Path, drawings: dict[str, Callable[[], bytes]]) -> list[Path]:
+    # Inside the target: a sibling may lie on another file system, from which nothing can be moved in one step.
+    scratch = Path(tempfile.mkdtemp(prefix=".headscope-", dir=target))
+    try:
+        for name, draw in drawings.items():
+            (scratch / name).write_bytes(draw())
+        return [(scratch / name).replace(target / name) for name in drawings]
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _drawings(analysis: Analysis) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    names = file_stems([attention.stack for attention in analysis.maps])
+    for attention in analysis.maps:
+        stem = f"{names[attention.stack]}.L{attention.layer}"
+        for head in attention.heads:
+            yield f"{stem}H{head}.png", lambda a=attention, h=head: head_picture(analysis, a, h)  # type: ignore[misc]
+        yield f"{stem}.png", lambda a=attention: layer_picture(analysis, a)  # type: ignore[misc]
+    yield "map.png", lambda: model_picture(analysis)
+
+
+def file_stems(stacks: list[str]) -> dict[str, str]:
+    """A file name's first part for each stack: letters, digits, `.`, `-` and `_` only, no two alike."""
+    stems: dict[str, str] = {}
+    for stack in dict.fromkeys(stacks):
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", stack)[-_LONGEST_STACK_NAME:].strip(".") or "stack"
+        candidate, number = stem, 1
+        while candidate.lower() in {taken.lower() for taken in stems.values()}:
+            number += 1
+            candidate = f"{stem}-{number}"
+        stems[stack] = candidate
+    return stems
+
+
+def _refuse_existing(target: Path, names: list[str]) -> None:
+    found = [name for name in names if os.path.lexists(target / name)]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise InputError(
+            f"{str(target / found[0])!r}{more} exists already", hint="give --force to replace, or another directory"
+        )
+
+
+def _remove_if_empty(directory: Path) -> None:
+    # Where this fails, somebody else's files are in it, or it was never made: either way it is not ours to remove.
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def _plain_error(error: OSError, target: Path) -> HeadscopeError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"no space left for the pictures in {str(target)!r}", hint="free some, or write elsewhere")
+    reason = error.strerror or str(error)
+    return InputError(f"cannot write pictures to {str(target)!r}: {reason}", hint="name a directory you can write to")

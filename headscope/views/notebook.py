@@ -1,0 +1,96 @@
+"""An analysis as HTML for a notebook cell: one self-contained fragment, styled in place, no scripts, nothing loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headscope.results import Analysis, HeadRecord
+from headscope.views.labels import LabelStyle, cell_letters, labels_shown
+from headscope.views.sections import Layers, by_stack, covers_model, facts, metric_names
+from headscope.views.text import html_text
+
+_CELL = "padding:1px 6px;text-align:center;font-size:85%"
+_NUMBER = "padding:1px 8px;text-align:right;font-variant-numeric:tabular-nums"
+_TEXT = "padding:1px 8px;text-align:left"
+
+
+def analysis_html(analysis: Analysis) -> str:
+    """Facts, label maps, every head's numbers (folded away where there are maps) and warnings, all text escaped."""
+    styles = labels_shown(analysis)
+    stacks = by_stack(analysis)
+    names = metric_names(analysis)
+    parts = ['<div class="headscope">', _facts(analysis)]
+    whole = covers_model(analysis)
+    if whole:
+        parts += [_label_map(stack, layers, styles) for stack, layers in stacks.items()]
+        parts.append(_legend(analysis, styles))
+    tables = "".join(_heads(stack, layers, names, styles) for stack, layers in stacks.items())
+    note = "~ no better than chance; – not measurable; entropies in nats"
+    tables += f'<div style="font-size:85%">{note}</div>'
+    parts.append(f"<details><summary>all heads</summary>{tables}</details>" if whole else tables)
+    parts += [f"<div>warning: {html_text(warning)}</div>" for warning in analysis.warnings]
+    return "\n".join([*parts, "</div>"])
+
+
+def _facts(analysis: Analysis) -> str:
+    rows = "".join(
+        f'<tr><td style="{_TEXT}">{html_text(name)}</td><td style="{_TEXT}"><bdi>{html_text(value)}</bdi></td></tr>'
+        for name, value in facts(analysis)
+    )
+    return f"<table>{rows}</table>"
+
+
+def _label_map(stack: str, layers: Layers, styles: Mapping[str, LabelStyle]) -> str:
+    heads = sorted({record.head for records in layers.values() for record in records})
+    header = "".join(f'<th style="{_CELL}">{head}</th>' for head in heads)
+    rows = []
+    for layer, records in layers.items():
+        found = {record.head: record for record in records}
+        cells = "".join(_map_cell(found.get(head), styles) for head in heads)
+        rows.append(f'<tr><th style="{_CELL}">L{layer}</th>{cells}</tr>')
+    caption = f'<caption style="text-align:left">{html_text(stack)}</caption>'
+    return f"<table>{caption}<tr><th></th>{header}</tr>{''.join(rows)}</table>"
+
+
+def _map_cell(record: HeadRecord | None, styles: Mapping[str, LabelStyle]) -> str:
+    if record is None:
+        return "<td></td>"
+    rest = f" (rest: {record.rest_pattern})" if record.rest_pattern is not None else ""
+    title = html_text(f"{record.name}: {record.pattern}{rest}")
+    return f'<td title="{title}" style="{_CELL};{_paint(styles[record.pattern])}">{cell_letters(record, styles)}</td>'
+
+
+def _paint(style: LabelStyle) -> str:
+    return f"background:{style.fill};color:{style.ink}"
+
+
+def _legend(analysis: Analysis, styles: Mapping[str, LabelStyle]) -> str:
+    chips = " ".join(
+        f'<span style="{_CELL};{_paint(style)}">{style.letter}</span> {html_text(label)}'
+        for label, style in styles.items()
+    )
+    rests = any(record.rest_pattern is not None for record in analysis.heads)
+    note = "; small letter: what a sink does with the rest of its attention" if rests else ""
+    return f'<div style="font-size:85%">{chips}{note}</div>'
+
+
+def _heads(stack: str, layers: Layers, names: Sequence[str], styles: Mapping[str, LabelStyle]) -> str:
+    header = "".join(f'<th style="{_TEXT}">{name}</th>' for name in ("head", "label", "runner-up", "rest"))
+    header += "".join(f'<th style="{_NUMBER}">{html_text(name)}</th>' for name in names)
+    rows = "".join(_head_row(record, names, styles) for records in layers.values() for record in records)
+    caption = f'<caption style="text-align:left">{html_text(stack)}</caption>'
+    return f"<table>{caption}<tr>{header}</tr>{rows}</table>"
+
+
+def _head_row(record: HeadRecord, names: Sequence[str], styles: Mapping[str, LabelStyle]) -> str:
+    label = f'<td style="{_TEXT};{_paint(styles[record.pattern])}">{html_text(record.pattern)}</td>'
+    others = "".join(f'<td style="{_TEXT}">{html_text(o or "–")}</td>' for o in (record.runner_up, record.rest_pattern))
+    numbers = "".join(f'<td style="{_NUMBER}">{_number(record, name)}</td>' for name in names)
+    return f'<tr><td style="{_TEXT}">{record.name}</td>{label}{others}{numbers}</tr>'
+
+
+def _number(record: HeadRecord, name: str) -> str:
+    value = record.metrics.get(name)
+    if value is None:
+        return "–"
+    return f"{value:.3f}" + ("~" if name in record.at_chance else "")
