@@ -69,12 +69,14 @@ def metrics(weights, visible, special, *, cross=False):
 
 def _spread(weights, visible, special, columns, cross):
     entropy, count = _row_entropy(weights), visible.sum(axis=1)
+    whole = weights.sum(axis=1, keepdims=True)
+    several = (count > 1) & (whole[:, 0] > 0)
     rows = np.arange(len(weights))
     distance = (weights * abs(rows[:, None] - columns[None, :])).sum(axis=1)
     return {
         "entropy": _mean(entropy),
         "special": _mean(weights[:, special].sum(axis=1)) if special.any() else None,
-        "relative_entropy": _mean(entropy[count > 1] / np.log(count[count > 1])),
+        "relative_entropy": _mean(_row_entropy(weights[several] / whole[several]) / np.log(count[several])),
         "mean_distance": None if cross else _mean(distance),
         "max_weight": _mean(weights.max(axis=1, initial=0)),
     }

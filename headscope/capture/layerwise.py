@@ -223,7 +223,9 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
         handed = recorder.handed.pop(id(module), None)
         if handed is None or not isinstance(output, tuple | list):
             return output
-        return type(output)(None if part is handed else part for part in output)
+        # What sdpa returns in its place; modules that compute attention themselves may count on a tensor.
+        instead = None if recorder.sites[id(module)][0].uses_interface else handed.new_empty((0,) * handed.ndim)
+        return type(output)(instead if part is handed else part for part in output)
 
     try:
         for module in recorder.modules():

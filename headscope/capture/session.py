@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -51,6 +52,7 @@ class Capture:
     facts: dict[tuple[str, int], SiteFacts] = field(default_factory=dict)
     unreadable: dict[tuple[str, int], Unreadable] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings.none)
+    _axes: dict[tuple[str, int, torch.device], Axis] = field(default_factory=dict)
 
     def batch(self, inputs: Mapping[str, Tensor], axes: Mapping[str, Axis], size: int) -> None:
         """Run one batch of `size` examples; axes not given are plain positions, as patches of an image are.
@@ -61,6 +63,7 @@ class Capture:
         # Tokens of an image may see each other in a causal model.
         images = any(name.startswith("pixel") for name in inputs)
         kept: list[Call] = []
+        self._axes = {}
 
         def take(call: Call) -> None:
             self._note(call)
@@ -93,7 +96,7 @@ class Capture:
     def _read(self, call: Call, axes: Mapping[str, Axis], size: int, images: bool) -> None:
         readable(call, size)
         ends = ((call.site.query_axis, -2), (call.site.key_axis, -1))
-        query, key = (_axis(axes, name, call.weights, dim) for name, dim in ends)
+        query, key = (self._axis(axes, name, call.weights, dim) for name, dim in ends)
         matrix = matrix_of(call, query, key)
         check(call, matrix, self.findings, expect_causal=call.site.causal and not images)
         if self.groups is not None:
@@ -102,17 +105,19 @@ class Capture:
             matrix = regroup(matrix, (groups[0], groups[1]), self.renormalise)
         self._hand_on(call.site, matrix)
 
+    def _axis(self, axes: Mapping[str, Axis], name: str, weights: Tensor, dim: int) -> Axis:
+        """An axis on the weights' device, made once a batch so that layers with the same tokens share it."""
+        key = (name, weights.shape[dim], weights.device)
+        if key not in self._axes:
+            known = axes.get(name)
+            plain = Axis.plain(weights.shape[0], weights.shape[dim], weights.device)
+            self._axes[key] = plain if known is None else known.to(weights.device)
+        return self._axes[key]
+
     def _hand_on(self, site: Site, matrix: Matrix) -> None:
         for block in blocks(matrix, site.cross):
             for consumer in self.consumers:
                 consumer.rows(site, block)
-
-
-def _axis(axes: Mapping[str, Axis], name: str, weights: Tensor, dim: int) -> Axis:
-    known = axes.get(name)
-    if known is not None:
-        return known.to(weights.device)
-    return Axis.plain(weights.shape[0], weights.shape[dim], weights.device)
 
 
 def _kv_heads(module: nn.Module, heads: int) -> int:

@@ -57,12 +57,20 @@ def metric(
     return register
 
 
-def target_metric(cross: bool = False) -> Callable[[Callable[[RowBlock], Tensor]], Callable[[RowBlock], Tensor]]:
-    """Register the share of attention on one key a row; the function gives that key's position for each row."""
+def target_metric(
+    cross: bool = False, seen: bool = False
+) -> Callable[[Callable[[RowBlock], Tensor]], Callable[[RowBlock], Tensor]]:
+    """Register the share of attention on one key a row; the function gives that key's position for each row.
+
+    Args:
+        cross: Whether it makes sense when keys are another sequence.
+        seen: Only rows that may look at that key can show it; without, a key out of sight counts as 0.
+    """
 
     def register(function: Callable[[RowBlock], Tensor]) -> Callable[[RowBlock], Tensor]:
         def rows(block: RowBlock) -> RowValues:
-            return _on_target(block, function(block))
+            values, eligible = _on_target(block, function(block))
+            return values, eligible & _sees(block, function(block)) if seen else eligible
 
         METRICS[function.__name__] = Metric(function.__name__, rows, "high", cross, "share", function)
         return function
@@ -95,17 +103,17 @@ def entropy(block: RowBlock) -> RowValues:
     return _entropy(block.weights), block.valid
 
 
-@target_metric()
+@target_metric(seen=True)
 def next_token(block: RowBlock) -> Tensor:
-    """Mean over rows i < n-1 of `w[i, i+1]`."""
+    """Mean over rows i < n-1 of `w[i, i+1]`; not measurable in a causal model."""
     return block.positions + 1
 
 
 @metric("high")
 def special(block: RowBlock) -> RowValues:
-    """Mean over rows of the mass on special tokens."""
+    """Mean over rows of the mass on special tokens; not measurable in a text without any."""
     on = block.special[:, None, :, None].to(block.weights.dtype)
-    return (block.weights @ on)[..., 0], block.valid
+    return (block.weights @ on)[..., 0], block.valid & block.special[:, block.first_key :].any(dim=-1)[:, None, None]
 
 
 @metric("low")
@@ -153,9 +161,13 @@ def could_differ(metric: Metric, block: RowBlock) -> Tensor:
     several = block.visible.sum(dim=-1) >= 2
     if metric.target is None:
         return several
-    target = metric.target(block).clamp(0, block.visible.shape[-1] - 1)
-    index = target[:, None].expand(*block.visible.shape[:3], 1)
-    return several & block.visible.gather(-1, index)[..., 0]
+    return several & _sees(block, metric.target(block))
+
+
+def _sees(block: RowBlock, target: Tensor) -> Tensor:
+    """bool, (batch or 1, 1, rows): whether each row may look at its target."""
+    index = target.clamp(0, block.visible.shape[-1] - 1)[:, None].expand(*block.visible.shape[:3], 1)
+    return block.visible.gather(-1, index)[..., 0]
 
 
 def uniform(block: RowBlock) -> RowBlock:
