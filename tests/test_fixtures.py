@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import calibrated_labels, metrics, rest_pattern, seed_labels, uniform, visibility
 from transformers import AutoConfig, AutoModel, AutoProcessor, AutoTokenizer
 
 from fixtures import build, constructed
@@ -18,6 +17,7 @@ from fixtures.building import build_family, real_lengths, reference_attentions
 from fixtures.families import FAMILIES, SPECIAL_IDS
 from fixtures.texts import cut_texts
 from fixtures.tokenizers import VOCAB_SIZE, build_tokenizer
+from tests.reference import calibrated_labels, metrics, rest_pattern, seed_labels, uniform, visibility
 
 BERT, GPT2 = constructed.BERT_KINDS, constructed.GPT2_KINDS
 BUILT = {False: constructed.build_bert(), True: constructed.build_gpt2()}
@@ -61,7 +61,7 @@ def check_matrix(weights, keys, spec, window):
     weights = weights[:, :, :keys]
     visible = visibility(weights.shape[1], keys, causal=spec.causal, window=window)
     assert (weights[:, ~visible] == 0).all()
-    assert (weights.max(axis=0)[visible] > 1e-9).all(), "every visible key is looked at by a head"
+    assert (weights.max(axis=0)[visible] > 0).all(), "every visible key is looked at by a head"
     sums = weights.sum(axis=-1)
     assert np.allclose(sums, 1, atol=1e-5) if spec.sums_to_one else sums.mean() < 0.95
     assert np.abs(weights - uniform(visible)).max() > 0.1, "far from uniform"
