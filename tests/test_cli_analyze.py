@@ -130,13 +130,20 @@ def test_standard_output_carries_the_result_and_nothing_else(
     assert run(TEXT, "-f", name) == 0
     out, err = capsys.readouterr()
     assert out == render(recorder.result, name)
-    assert "model: sentence-transformers/all-MiniLM-L6-v2" in err
+    assert "sentence-transformers/all-MiniLM-L6-v2" in err
     assert "warning: something [odd]" in err
 
 
 def test_quiet_leaves_only_the_warnings(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(TEXT, "-f", "json", "--quiet") == 0
     assert capsys.readouterr().err == "warning: something [odd]\n"
+
+
+def test_a_terminal_without_unicode_gets_escapes(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert run(TEXT, "--layer", "0") == 0
+    assert b"S=attention_sink" in stream.buffer.getvalue()  # type: ignore[attr-defined]  # a BytesIO
 
 
 def test_the_table_is_plain_in_a_pipe(
@@ -148,7 +155,8 @@ def test_the_table_is_plain_in_a_pipe(
         assert run(TEXT) == 0
         out = capsys.readouterr().out
         assert "\x1b" not in out
-        assert "attention_sink" in out
+        assert "S=attention_sink" in out
+        assert "BertModel" not in out  # the header belongs to standard error
         assert max(map(len, out.splitlines())) <= width
 
 

@@ -204,11 +204,12 @@ def _progress(quiet: bool, debug: bool) -> Iterator[None]:
 
 def _tell(analysis: Analysis, quiet: bool) -> None:
     """The header and the warnings, on standard error."""
-    from headscope.views.sections import facts
-
     if not quiet:
-        for name, value in facts(analysis):
-            say(name, value)
+        from rich.console import Console
+
+        from headscope.views.tables import header_lines
+
+        Console(stderr=True).print(header_lines(analysis))
     for warning in analysis.warnings:
         say("warning", warning)
 
@@ -230,7 +231,7 @@ def _write(analysis: Analysis, chosen: str, sink: Sink) -> None:
 
         from headscope.views.tables import analysis_table
 
-        Console().print(analysis_table(analysis))
+        Console().print(analysis_table(analysis, header=False))
         return
     from headscope.views.records import render
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -40,6 +41,8 @@ def _top(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line `argv` (the process's own unless given) and exit with a code of the contract."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is spelled out
     try:
         code = app(args=argv, prog_name="headscope", standalone_mode=False)
     except typer.TyperException as exc:

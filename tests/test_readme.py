@@ -1,0 +1,119 @@
+"""The README's commands and examples work, and its output is what the program prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from headscope.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+INSTALL = [block for block in blocks("bash") if block.startswith("python3 -m venv .venv")]
+TOUR = [block for block in blocks("bash") if block not in INSTALL]
+MAIN_JOB = INSTALL[0].splitlines()[-1].removeprefix(".venv/bin/")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose `headscope` is this one, run by this interpreter."""
+    folder = tmp_path_factory.mktemp("bin")
+    command = folder / "headscope"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m headscope "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    keep = {name: value for name, value in os.environ.items() if name not in ("HEADSCOPE_MODEL", "FORCE_COLOR")}
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    return {**keep, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+
+
+def run(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("script", TOUR, ids=[block.splitlines()[0][:60] for block in TOUR])
+def test_the_commands_of_the_tour_work(script: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    done = run(script, tmp_path, environment)
+    assert done.returncode == 0, done.stderr
+    assert "error:" not in done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_python_examples_work(code: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "example.py").write_text(code, encoding="utf-8")
+    done = run(f'"{sys.executable}" example.py', tmp_path, environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("rules", blocks("toml"))
+def test_the_rules_example_is_one(rules: str, tmp_path: Path) -> None:
+    from headscope.heads.rules import load_rules
+
+    (tmp_path / "mine.toml").write_text(rules, encoding="utf-8")
+    loaded = load_rules(str(tmp_path / "mine.toml"))
+    assert [rule.label for rule in loaded.rules] == ["looks_back", "sharp"]
+
+
+def test_the_output_shown_is_the_output(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Word for word; numbers may differ by what another processor's rounding explains."""
+    (shown,) = blocks("text")
+    done = run(MAIN_JOB, tmp_path, environment)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = shown.split(), done.stdout.split()
+    assert [word for word in ours if not _is_number(word)] == [word for word in theirs if not _is_number(word)]
+    numbers = [[float(word.strip("~")) for word in words if _is_number(word)] for words in (ours, theirs)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=2e-3)
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?~?", word) is not None
+
+
+def test_the_install_commands_fit_the_project() -> None:
+    assert len(INSTALL) == 2
+    for script in INSTALL:
+        assert "-c constraints.txt" in script
+        (extras,) = re.findall(r'-e "\.\[([\w,-]+)\]"', script)
+        assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    assert MAIN_JOB == 'headscope analyze "The cat sat on the mat because it was tired." --layer 5'
+    assert INSTALL[1].splitlines()[-1] == ".venv/bin/python -m pytest -n 2"
+
+
+def test_every_extra_is_mentioned() -> None:
+    assert [name for name in PROJECT["optional-dependencies"] if name not in README] == []
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)]+)\)", README)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_option_named_exists() -> None:
+    commands = typer.main.get_command(app).commands.values()
+    known = {name for command in commands for parameter in command.params for name in parameter.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--help", "--no-deps"}
+    assert "--heatmaps" in known
+    assert named <= known
