@@ -40,7 +40,7 @@ def given_decoder(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[Token
     for target in targets:
         ids = list(target.ids[:-1] if len(target) > 1 and target.ids[-1] in ends else target.ids)
         ids = ids if ids[0] == start else [start, *ids]
-        sequences.append(describe_ids(loaded.model, reader, ids))
+        sequences.append(describe_ids(loaded.model, reader, ids, start=True))
     short = [shorten(s, decoder_limit(loaded.model)) for s in sequences]
     cut = sum(len(a) < len(b) for a, b in zip(short, sequences, strict=True))
     return short, warnings + ([f"{cut} decoder texts cut to {decoder_limit(loaded.model)} tokens"] if cut else [])
@@ -66,7 +66,14 @@ def generated_decoder(loaded: LoadedModel, inputs: dict[str, Tensor]) -> tuple[l
     new = NEW_TOKENS if limit is None else max(1, min(NEW_TOKENS, limit - 8))
     try:
         with quiet(), torch.no_grad():
-            output = model.generate(**inputs, max_new_tokens=new, do_sample=False, num_beams=1)
+            output = model.generate(
+                **inputs,
+                decoder_start_token_id=start_token(loaded),
+                min_new_tokens=1,
+                max_new_tokens=new,
+                do_sample=False,
+                num_beams=1,
+            )
     except Exception as error:  # generation fails in the class of whatever the model is missing
         raise ModelError(f"{loaded.name} cannot generate a decoder text: {first_line(error)}", HINT) from error
     return _generated(loaded, getattr(output, "sequences", output).tolist())
@@ -79,13 +86,13 @@ def _generated(loaded: LoadedModel, rows: list[list[int]]) -> tuple[list[TokenSe
     for row in rows:
         ids = row if row and row[0] == start else [start, *row]
         stop = next((i for i, n in enumerate(ids) if i > 0 and n in ends), len(ids))
-        sequence = describe_ids(loaded.model, reader, ids[:stop])
+        sequence = describe_ids(loaded.model, reader, ids[:stop], start=True)
         sequences.append(sequence)
-        texts.append(decoder_text(loaded, sequence))
+        texts.append(_text(loaded, sequence))
     return sequences, texts
 
 
-def decoder_text(loaded: LoadedModel, sequence: TokenSequence) -> str:
+def _text(loaded: LoadedModel, sequence: TokenSequence) -> str:
     """The text of decoder tokens without special ones; the numbers, where there is no tokenizer."""
     plain = [n for n, special in zip(sequence.ids, sequence.special, strict=True) if not special]
     if loaded.tokenizer is None:
@@ -112,8 +119,8 @@ def start_token(loaded: LoadedModel) -> int:
         InputError: The configuration names none.
     """
     config, generation = loaded.model.config, getattr(loaded.model, "generation_config", None)
-    for place in (config, generation, config.get_text_config(decoder=True)):
-        for role in ("decoder_start_token_id", "bos_token_id"):
+    for role in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+        for place in (config, generation, config.get_text_config(decoder=True)):
             number = getattr(place, role, None)
             if isinstance(number, int):
                 return number

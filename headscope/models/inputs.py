@@ -22,7 +22,6 @@ from headscope.models.batches import (
 )
 from headscope.models.decoder_inputs import (
     decoder_inputs,
-    decoder_text,
     generated_decoder,
     given_decoder,
     has_decoder,
@@ -103,27 +102,25 @@ def _from_tokens(
     else:
         sequences = id_sequences(loaded, ids or ())
     sequences, truncated, notes = _limited(loaded, sequences, max_length, strict_length)
-    decoder = None
-    if decoder_texts is not None:
-        decoder, more = given_decoder(loaded, _matched(decoder_texts, len(sequences), "decoder texts"))
-        warnings += more
+    decoder, read, more = _given(loaded, decoder_texts, len(sequences))
+    warnings += more
     masked = takes(loaded.model, "attention_mask")
     groups = group_by_length([len(s) for s in sequences], batch_size, equal_only=not masked)
-    batches, generated = [], dict[int, str]()
+    batches = []
     for group in groups:
         rows = [sequences[i] for i in group]
         inputs, axis = _text_batch(loaded, rows)
         batch = Batch(_on_device(loaded, inputs), {"text": axis}, group)
-        batches.append(_with_decoder(loaded, batch, decoder, generated))
-    read = tuple(generated[i] for i in range(len(sequences))) if has_decoder(loaded) else None
+        batches.append(_with_decoder(loaded, batch, decoder, read))
+    reads = _in_order(read)
     return Prepared(
         batches=tuple(batches),
         texts=len(sequences),
         tokens=sum(len(s) for s in sequences),
         truncated=truncated,
         first_tokens=sequences[0].labels,
-        warnings=(*warnings, *notes, *_generation_note(read, decoder)),
-        decoder_texts=read,
+        warnings=(*warnings, *notes, *_generation_note(reads, decoder)),
+        decoder_texts=reads,
     )
 
 
@@ -163,18 +160,32 @@ def _padding(loaded: LoadedModel) -> int:
     return number if isinstance(number, int) and 0 <= number < getattr(config, "vocab_size", number + 1) else 0
 
 
+def _given(
+    loaded: LoadedModel, texts: Sequence[str] | None, count: int
+) -> tuple[list[TokenSequence] | None, dict[int, str], list[str]]:
+    """The decoder's tokens and texts as far as they are given, and warnings."""
+    if texts is None:
+        return None, {}, []
+    all_texts = _matched(texts, count, "decoder texts")
+    sequences, warnings = given_decoder(loaded, all_texts)
+    return sequences, dict(enumerate(all_texts)), warnings
+
+
+def _in_order(read: Mapping[int, str]) -> tuple[str, ...] | None:
+    return tuple(read[i] for i in range(len(read))) if read else None
+
+
 def _with_decoder(
     loaded: LoadedModel, batch: Batch, given: Sequence[TokenSequence] | None, texts: dict[int, str]
 ) -> Batch:
-    """Add the decoder's input, given or generated; `texts` collects what it reads, by example."""
+    """Add the decoder's input, given or generated; `texts` collects what is generated, by example."""
     if not has_decoder(loaded):
         return batch
     if given is not None:
         rows = [given[i] for i in batch.order]
-        read = [decoder_text(loaded, row) for row in rows]
     else:
-        rows, read = generated_decoder(loaded, batch.inputs)
-    texts.update(zip(batch.order, read, strict=True))
+        rows, generated = generated_decoder(loaded, batch.inputs)
+        texts.update(zip(batch.order, generated, strict=True))
     inputs, axis = decoder_inputs(loaded, rows, _padding(loaded))
     return Batch(batch.inputs | _on_device(loaded, inputs), batch.axes | {"decoder": axis}, batch.order)
 
@@ -197,18 +208,16 @@ def _from_media(
         check_texts(texts)
     all_texts = _matched(_text_for_media(loaded, texts, images), count, "texts")
     all_images, all_audio = _matched(images, count, "images"), _matched(audio, count, "sounds")
-    decoder, warnings = None, list[str]()
-    if decoder_texts is not None:
-        decoder, warnings = given_decoder(loaded, _matched(decoder_texts, count, "decoder texts"))
-    batches, read = [], dict[int, str]()
+    decoder, read, warnings = _given(loaded, decoder_texts, count)
+    batches = []
     for i in range(count):
         tensors, more = media_example(loaded, all_texts[i], all_images[i], all_audio[i])
         warnings += more
         tensors, axis = ready_axis(loaded, tensors)
         batch = Batch(_on_device(loaded, tensors), {} if axis is None else {"text": axis}, (i,))
         batches.append(_with_decoder(loaded, batch, decoder, read))
-    texts_read = tuple(read[i] for i in range(count)) if has_decoder(loaded) else None
-    return _summary(batches, [*warnings, *_generation_note(texts_read, decoder)], texts_read)
+    reads = _in_order(read)
+    return _summary(batches, [*warnings, *_generation_note(reads, decoder)], reads)
 
 
 def _text_for_media(
@@ -234,8 +243,8 @@ def _from_tensors(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> Prepare
     read: dict[int, str] = {}
     if has_decoder(loaded) and decoder is None and "decoder_inputs_embeds" not in tensors:
         batch = _with_decoder(loaded, batch, None, read)
-    texts = tuple(read[i] for i in range(count)) if read else None
-    return _summary([batch], _generation_note(texts, None), texts)
+    reads = _in_order(read)
+    return _summary([batch], _generation_note(reads, None), reads)
 
 
 def _summary(batches: Sequence[Batch], warnings: Sequence[str], decoder_texts: tuple[str, ...] | None) -> Prepared:

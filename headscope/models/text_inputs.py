@@ -92,15 +92,20 @@ def id_sequences(loaded: LoadedModel, ids: Sequence[Sequence[int]]) -> list[Toke
     return [describe_ids(loaded.model, reader, [int(n) for n in row]) for row in ids]
 
 
-def describe_ids(model: PreTrainedModel, reader: TokenReader | None, ids: Sequence[int]) -> TokenSequence:
-    """Labels, words and special tokens of token numbers. Without a tokenizer labels are the numbers themselves, and
-    special are those that the model's configuration names."""
+def describe_ids(
+    model: PreTrainedModel, reader: TokenReader | None, ids: Sequence[int], *, start: bool = False
+) -> TokenSequence:
+    """Labels, words and special tokens of token numbers.
+
+    Without a tokenizer labels are the numbers themselves, and special are those that the model's configuration names.
+    With `start` the first token is a decoder's start, special whatever else it stands for.
+    """
     if reader is None:
         config = model.config.get_text_config()
         known = {getattr(config, f"{role}_token_id", None) for role in (*SPECIAL_ROLES, "decoder_start")}
-        special = tuple(n in known for n in ids)
+        special = tuple(n in known or (start and i == 0) for i, n in enumerate(ids))
         return TokenSequence(tuple(ids), special, tuple(str(n) for n in ids), tuple(range(len(ids))))
-    special = tuple(n in reader.special for n in ids)
+    special = tuple(n in reader.special or (start and i == 0) for i, n in enumerate(ids))
     return TokenSequence(tuple(ids), special, *reader.read(ids, special))
 
 

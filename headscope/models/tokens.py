@@ -135,7 +135,8 @@ def _read(token: str, spelling: Spelling) -> Piece:
             return Piece(bytes([int(byte[1], 16)]).decode("utf-8", "surrogateescape"))
         return Piece(token.replace("▁", " "))
     if spelling.kind == "characters":
-        return Piece(bytes([ord(token)]).decode("utf-8", "surrogateescape")) if len(token) == 1 else Piece(token)
+        is_byte = len(token) == 1 and token < "\u0100"
+        return Piece(token.encode("latin-1").decode("utf-8", "surrogateescape") if is_byte else token)
     if spelling.kind == "continued@@":
         return Piece(token.removesuffix("@@"), ends=not token.endswith("@@"))
     ends = None
