@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
+from headscope.attention import torch_attention
 from headscope.attention.reference import MultiHeadAttention, attention
-from headscope.attention.torch_attention import attention_torch, efficient_mha
+from headscope.attention.torch_attention import attention_torch, efficient_mha, softmax_torch
 from headscope.attention.torch_mha import MultiHeadAttentionTorch
 
 SIZES = st.integers(1, 5)
@@ -168,6 +170,38 @@ def test_gradients_are_those_of_finite_differences_also_beside_a_blocked_row():
         assert torch.autograd.gradcheck(lambda *x, o=options: attention_torch(*x, mask=mask, **o)[0], (q, k, v))
     assert torch.autograd.gradcheck(lambda q, s: attention_torch(q, k, v, mask=mask, sinks=s)[0], (q, sinks))
     assert torch.autograd.gradcheck(lambda *x: efficient_mha(*x, mask=mask), (q, k, v))
+
+
+def test_a_sink_far_above_the_scores_leaves_finite_gradients():
+    scores = torch.zeros(1, 2, 3, requires_grad=True)
+    sinks = torch.tensor([1000.0], requires_grad=True)
+    weights = softmax_torch(scores - 50, sinks)
+    weights.sum().backward()
+    for gradient in (scores.grad, sinks.grad):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+    assert torch.equal(weights, torch.zeros_like(weights))
+
+
+def test_bfloat16_takes_its_softmax_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 64, 16, generator=generator).bfloat16()
+    weights = attention_torch(q, k, k, scale=1.0)[1]
+    wanted = torch.softmax((q @ k.transpose(-1, -2)).float(), dim=-1).bfloat16()
+    assert (weights != wanted).double().mean() < 0.01  # float32 sums in another order may tip a rounding
+
+
+def test_blocked_rows_are_zero_whatever_the_kernel_gives(monkeypatch):
+    def kernel_with_nan(query, key, value, attn_mask, **keywords):
+        context = scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **keywords)
+        return context.masked_fill(~attn_mask.any(dim=-1, keepdim=True), float("nan"))
+
+    monkeypatch.setattr(torch_attention, "scaled_dot_product_attention", kernel_with_nan)
+    q, k, v = torch.randn(3, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(4, 4, dtype=torch.bool)
+    mask[1] = True
+    torch.testing.assert_close(efficient_mha(q, k, v, mask=mask), attention_torch(q, k, v, mask=mask)[0])
+    everything = torch.ones(1, 1, dtype=torch.bool)
+    assert torch.equal(efficient_mha(q, k, v, mask=everything), torch.zeros_like(q))
 
 
 ONES = torch.ones(2, 3, 4)

@@ -146,7 +146,8 @@ def efficient_mha(
     if mask is None:
         return context
     sees_nothing = mask.expand(*mask.shape[:-1], key.shape[-2]).all(dim=-1, keepdim=True)  # (…, n_q or 1, 1)
-    return context.masked_fill(sees_nothing, 0.0)  # kernels differ in such rows
+    # Kernels have differed in such rows: zeros, NaN, or the mean of all values.
+    return context.masked_fill(sees_nothing, 0.0)
 
 
 def _fused_mask(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
