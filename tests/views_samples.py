@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headscope.results import (
@@ -141,3 +144,40 @@ def causal_map(layer: int, heads: int, tokens: Sequence[str], stack: str = "self
     noise = np.tril(rng.gamma(0.3, size=(heads, n, n))) * 0.05 / np.sqrt(n)
     weights = np.einsum("hk,kij->hij", mixes, kinds) + noise
     return AttentionMap(stack, layer, tuple(range(heads)), rows_to_one(weights), tuple(tokens), tuple(tokens))
+
+
+# The machines that run the tests may be busy: no example has a deadline.
+FEW = settings(max_examples=40, deadline=None)
+
+_TROUBLE = (*HOSTILE, *"=+-@\t\r|`*_>&'\"#!~", "\u200b", "\u2066", "\u0301", "</td>", "[/]", "\\|", "](x)")
+_ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=4)
+
+
+def hostile_text() -> st.SearchStrategy[str]:
+    """Text of any characters at all, lone surrogates too, with a preference for those that break things."""
+    trouble = st.lists(st.sampled_from(_TROUBLE), max_size=3).map("".join)
+    return st.tuples(_ANY_TEXT, trouble, _ANY_TEXT).map("".join)
+
+
+@st.composite
+def hostile_analyses(draw: st.DrawFn) -> Analysis:
+    """One to four heads with hostile names, labels, tokens and warnings, and numbers that need not be there."""
+    model, stack, *texts = draw(st.lists(hostile_text(), min_size=5, max_size=5))
+    choose = random.Random(draw(st.integers(0, 2**32)))
+    names = choose.sample([*SEED, "special", "sink_rest"], choose.randint(1, 6))
+    numbers = (None, 0.0, 1.0, -2.5, 1e-300, 1e6, 0.1 + 0.2, choose.random())
+    heads = [
+        record(
+            3,
+            head,
+            choose.choice([*texts, "broad"]),
+            stack=stack,
+            metrics={name: choose.choice(numbers) for name in names},
+            runner_up=choose.choice([None, *texts]),
+            rest_pattern=choose.choice([None, *texts]),
+            at_chance=tuple(choose.sample(names, choose.randint(0, len(names)))),
+            spread=choose.choice([None, {names[0]: Spread(0.1, 0.2, 0.4, 5)}]),
+        )
+        for head in range(choose.randint(1, 4))
+    ]
+    return analysis(heads, name=model, tokens=texts, warnings=tuple(texts[:2]))
