@@ -23,23 +23,53 @@ from headscope.models.sites import Site
 
 
 @dataclass(frozen=True)
+class Arguments:
+    """What a registered attention function was given, and the context that it gave back.
+
+    Attributes:
+        query, key, value: (batch, head or key/value head, query or key, dim), positions applied.
+        mask: Additive or boolean, None where there was none.
+        options: The keyword arguments, such as `scaling`, `softcap`, `s_aux` or `position_bias`.
+        context: (batch, query, head, dim).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    options: Mapping[str, Any]
+    context: Tensor
+
+
+@dataclass(frozen=True)
 class Call:
     """One attention computation as the model did it.
 
     Attributes:
         number: Which call of its module in this forward pass this is; a site's own `call`, unless there are too many.
         weights: (batch, head, query, key) in the model's dtype, as the module's own eager attention returns them.
-        mask: The mask that the attention function was given, additive or boolean, None where there was none or it is
-            not known.
-        num_kv_heads, head_dim: From the shapes of the keys and queries; None where they are not known.
+        arguments: What the attention function was given; None for a module that computes attention itself.
     """
 
     site: Site
     number: int
     weights: Tensor
-    mask: Tensor | None
-    num_kv_heads: int | None
-    head_dim: int | None
+    arguments: Arguments | None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask, None where there was none or it is not known."""
+        return None if self.arguments is None else self.arguments.mask
+
+    @property
+    def num_kv_heads(self) -> int | None:
+        """From the keys' shape; None where they are not known."""
+        return None if self.arguments is None else self.arguments.key.shape[1]
+
+    @property
+    def head_dim(self) -> int | None:
+        """From the queries' shape; None where they are not known."""
+        return None if self.arguments is None else self.arguments.query.shape[-1]
 
 
 Take = Callable[[Call], None]
@@ -123,15 +153,13 @@ class _Recorder:
         """Whether any module keeps its attention to itself, so that it has to be asked for weights."""
         return any(not sites[0].uses_interface for sites in self.sites.values())
 
-    def record(
-        self, module: nn.Module, weights: Tensor, mask: Tensor | None, kv_heads: int | None, dim: int | None
-    ) -> None:
+    def record(self, module: nn.Module, weights: Tensor, arguments: Arguments | None) -> None:
         number = self.calls[id(module)]
         self.calls[id(module)] += 1
         known = self.sites[id(module)]
         self.handed[id(module)] = weights
         try:
-            self.take(Call(known[min(number, len(known) - 1)], number, weights, mask, kv_heads, dim))
+            self.take(Call(known[min(number, len(known) - 1)], number, weights, arguments))
         except Exception as error:  # passed on as it is, so that a consumer's fault is not taken for the model's
             self.failure = error
             raise
@@ -186,22 +214,20 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         recorder = _active.get(id(module))
         weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
         if recorder is not None and isinstance(weights, Tensor):
-            query, key, mask = (
-                _argument(args, kwargs, i, n) for i, n in ((0, "query"), (1, "key"), (3, "attention_mask"))
-            )
-            recorder.record(module, weights, mask, _dim(key, 1), _dim(query, -1))
+            recorder.record(module, weights, _arguments(args, kwargs, result[0]))
         return result
 
     return call
 
 
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str) -> Tensor | None:
-    value = args[index] if index < len(args) else kwargs.get(name)
-    return value if isinstance(value, Tensor) else None
-
-
-def _dim(tensor: Tensor | None, index: int) -> int | None:
-    return None if tensor is None or tensor.ndim != 4 else tensor.shape[index]
+def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any], context: Tensor) -> Arguments | None:
+    names = ("query", "key", "value", "attention_mask")
+    given = {**kwargs, **dict(zip(names, args, strict=False))}
+    query, key, value = (given.pop(n, None) for n in names[:3])
+    mask = given.pop("attention_mask", None)
+    if not all(isinstance(t, Tensor) and t.ndim == 4 for t in (query, key, value)):
+        return None
+    return Arguments(query, key, value, mask if isinstance(mask, Tensor) else None, given, context)
 
 
 # ------------------------------------------------------------------ modules that compute attention themselves
@@ -218,7 +244,7 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
         if recorder.calls[id(module)] == before.get(id(module)):
             weights = _weights_in(output)
             if weights is not None:
-                recorder.record(module, weights.permute(recorder.sites[id(module)][0].weight_axes), None, None, None)
+                recorder.record(module, weights.permute(recorder.sites[id(module)][0].weight_axes), None)
                 recorder.handed[id(module)] = weights
         handed = recorder.handed.pop(id(module), None)
         if handed is None or not isinstance(output, tuple | list):
