@@ -1,0 +1,125 @@
+"""A caller's own tensors: padded on either side, never changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headscope.errors import InputError
+from headscope.models.inputs import prepare
+from headscope.models.loading import LoadedModel, wrap_model
+from tests.tiny_checkpoints import byte_bpe, tiny_model, wordpiece
+
+LENGTHS = (6, 2, 4)
+MODELS = {name: wrap_model(tiny_model(name), wordpiece() if name == "bert" else byte_bpe())
+          for name in ("bert", "roberta", "gpt2", "llama", "t5", "bart")}  # fmt: skip
+
+
+def padded(lengths: tuple[int, ...], side: str, pad: int, width: int | None = None) -> dict[str, Tensor]:
+    """Random tokens; the caller's segment and position numbers are there as well."""
+    torch.manual_seed(1)
+    size = width or max(lengths)
+    ids, mask = torch.full((len(lengths), size), pad), torch.zeros(len(lengths), size, dtype=torch.int64)
+    for i, n in enumerate(lengths):
+        where = slice(size - n, size) if side == "left" else slice(0, n)
+        ids[i, where], mask[i, where] = torch.randint(20, 60, (n,)), 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def first_attentions(loaded: LoadedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        result = loaded.model(**inputs, output_attentions=True)
+    return list(result.get("attentions") or result["encoder_attentions"])
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_either_side_gives_what_single_rows_give(family: str, side: str) -> None:
+    loaded = MODELS[family]
+    pad = loaded.model.config.pad_token_id or 0
+    tensors = padded(LENGTHS, side, pad, width=8)
+    if family in ("t5", "bart"):
+        tensors["decoder_input_ids"] = torch.tensor([[2, 30], [2, 31], [2, 32]])
+    before = {name: value.clone() for name, value in tensors.items()}
+    (batch,) = prepare(loaded, tensors=tensors).batches
+    assert all(torch.equal(tensors[name], before[name]) for name in before)
+    assert batch.axes["text"].lengths.tolist() == list(LENGTHS)
+    got = first_attentions(loaded, batch.inputs)
+    for row, n in enumerate(LENGTHS):
+        own = before["input_ids"][row][before["attention_mask"][row].bool()][None]
+        assert batch.inputs["input_ids"][row, :n].tolist() == own[0].tolist()
+        alone = {"input_ids": own} | {k: v[row : row + 1] for k, v in before.items() if k.startswith("decoder_")}
+        for a, b in zip(got, first_attentions(loaded, alone), strict=True):
+            np.testing.assert_allclose(a[row, :, :n, :n], b[0], atol=1e-5)
+
+
+def test_everything_along_the_sequence_moves_together() -> None:
+    tensors = padded((2, 4), "left", 0)
+    tensors["token_type_ids"] = torch.tensor([[0, 0, 1, 0], [0, 1, 1, 0]])
+    tensors["position_ids"] = torch.tensor([[0, 0, 5, 6], [0, 1, 2, 3]])
+    inputs = prepare(MODELS["bert"], tensors=tensors).batches[0].inputs
+    assert inputs["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert inputs["token_type_ids"][0, :2].tolist() == [1, 0]
+    assert inputs["position_ids"][0, :2].tolist() == [5, 6]
+    assert inputs["position_ids"][1].tolist() == [0, 1, 2, 3]
+
+
+def test_decoder_tensors_are_an_axis_of_their_own() -> None:
+    tensors = padded((3, 3), "right", 1)
+    tensors |= {f"decoder_{name}": value for name, value in padded((1, 4), "left", 1).items()}
+    (batch,) = prepare(MODELS["bart"], tensors=tensors).batches
+    assert batch.axes["text"].lengths.tolist() == [3, 3]
+    assert batch.axes["decoder"].lengths.tolist() == [1, 4]
+    assert batch.inputs["decoder_attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 1]]
+
+
+def test_embeddings_have_numbered_tokens() -> None:
+    tensors = {"inputs_embeds": torch.randn(2, 3, 32), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    (batch,) = prepare(MODELS["bert"], tensors=tensors).batches
+    axis = batch.axes["text"]
+    assert axis.ids is None
+    assert axis.labels == (("0", "1"), ("0", "1", "2"))
+    assert torch.equal(batch.inputs["inputs_embeds"][0, :2], tensors["inputs_embeds"][0, 1:])
+
+
+def test_fractions_take_the_models_dtype() -> None:
+    loaded = wrap_model(tiny_model("vit").to(torch.bfloat16))
+    (batch,) = prepare(loaded, tensors={"pixel_values": torch.zeros(2, 3, 16, 16)}).batches
+    assert batch.inputs["pixel_values"].dtype == torch.bfloat16
+    assert batch.order == (0, 1)
+    assert batch.axes == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "holes"),
+        ({"attention_mask": torch.tensor([[0, 0, 0]])}, "no token"),
+        ({"attention_mask": torch.ones(1, 1, 3, 3)}, "has shape"),
+        ({"attention_mask": torch.ones(1, 4)}, "has shape"),
+        ({"input_ids": torch.tensor([[1, 2, 400]])}, "400"),
+        ({"input_ids": torch.tensor([[1, -2, 4]])}, "-2"),
+        ({"input_ids": torch.tensor([1, 2, 4])}, "has shape"),
+        ({"pixel_values": torch.zeros(1, 3, 16, 16)}, "takes no pixel_values"),
+        ({"input_ids": [[1, 2, 3]]}, "not a tensor"),
+    ],
+)
+def test_tensors_that_cannot_be_used(change: dict[str, Tensor], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        prepare(MODELS["bert"], tensors={"input_ids": torch.tensor([[5, 6, 7]])} | change)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=4), st.integers(0, 3), st.sampled_from(["left", "right"]))
+def test_shifting_loses_no_token(lengths: list[int], extra: int, side: str) -> None:
+    tensors = padded(tuple(lengths), side, 0, width=max(lengths) + extra)
+    (batch,) = prepare(MODELS["bert"], tensors=tensors).batches
+    for row, n in enumerate(lengths):
+        assert batch.inputs["attention_mask"][row].tolist() == [1] * n + [0] * (max(lengths) + extra - n)
+        kept = tensors["input_ids"][row][tensors["attention_mask"][row].bool()]
+        assert torch.equal(batch.inputs["input_ids"][row, :n], kept)
+        assert len(batch.axes["text"].labels[row]) == n
