@@ -63,7 +63,7 @@ def default_frequencies(base: float, rotary_dim: int) -> Frequencies:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Return YaRN's attention factor 0.1 · mscale · ln(factor) + 1, or 1 without a stretch (arXiv 2309.00071, eq. 22).
+    """Return YaRN's attention factor 0.1 · mscale · ln(factor) + 1, or 1 without a stretch (arXiv 2309.00071, section 3.4).
 
     DeepSeek multiplies the scale of its scores by yarn_mscale(factor, mscale_all_dim) squared instead.
     """
@@ -83,15 +83,15 @@ def _default(given: Parameters, head_dim: int, seq_len: int | None) -> tuple[Fre
 
 
 def _linear(given: Parameters, head_dim: int, seq_len: int | None) -> tuple[Frequencies, float]:
-    """Position Interpolation (Chen et al. 2023, arXiv 2306.15595, eq. 4): positions divided by `factor`."""
+    """Position Interpolation (Chen et al. 2023, arXiv 2306.15595): positions divided by `factor`."""
     return _plain(given, head_dim) / given["factor"], 1.0
 
 
 def _dynamic(given: Parameters, head_dim: int, seq_len: int | None) -> tuple[Frequencies, float]:
     """Dynamic NTK: past the trained length L the base itself grows with the text's length n.
 
-    base · (factor · n / L − (factor − 1))^(d / (d − 2)); described in YaRN (arXiv 2309.00071), section 3.1 and
-    appendix B.1, as the community's "NTK-aware" and "dynamic NTK" scaling.
+    base · (factor · n / L − (factor − 1))^(d / (d − 2)); described in YaRN (arXiv 2309.00071), sections 3.1 and 3.3,
+    as the community's "NTK-aware" and "dynamic NTK" scaling.
     """
     factor, trained = given["factor"], given["max_position_embeddings"]
     dim = _rotary_dim(given, head_dim)

@@ -33,7 +33,7 @@ def rms_norm(
 def layer_norm(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *, eps: float = 1e-5
 ) -> NDArray[np.float64]:
-    """Subtract the mean and divide by the standard deviation (Ba et al. 2016, arXiv 1607.06450, eq. 4).
+    """Subtract the mean and divide by the standard deviation (Ba et al. 2016, arXiv 1607.06450, section 3).
 
     Args:
         x: (…, width).
