@@ -63,7 +63,7 @@ def default_frequencies(base: float, rotary_dim: int) -> Frequencies:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Return YaRN's attention factor 0.1 · mscale · ln(factor) + 1, or 1 without a stretch (arXiv 2309.00071, section 3.4).
+    """Return 0.1 · mscale · ln(factor) + 1, or 1 without a stretch (YaRN, arXiv 2309.00071, section 3.4).
 
     DeepSeek multiplies the scale of its scores by yarn_mscale(factor, mscale_all_dim) squared instead.
     """
