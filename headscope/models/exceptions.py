@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from headscope.models.layouts import BY_KV_HEAD, Arrangement
+
 # Types whose layers share attention modules: the config attribute that says how many layers there are in one forward
 # pass. Layers of such a type are the calls of its modules, in order.
 SHARED_LAYERS = {"albert": "num_hidden_layers"}
 
 # Types whose modules return weights in another order than (batch, head, query, key): where to find each of these axes.
 WEIGHT_AXES: dict[str, tuple[int, int, int, int]] = {"xlnet": (2, 3, 0, 1)}
+
+# Types whose fused projection is arranged otherwise than its names say, or whose names do not say.
+ARRANGEMENTS = {
+    "gpt_bigcode": BY_KV_HEAD,
+    # Four runs, as its weights were cut for four tensor-parallel devices, with values before keys.
+    "codegen": Arrangement(4, ("query", "value", "key")),
+}
+
+# Types whose queries, keys or values are more than a projection of the input, with what they are.
+NOT_PLAIN = {
+    "diffllama": "differential attention, whose values are shared between pairs of heads",
+}
+
+# Classes that compute what torch's Linear does and say so in their own words, by name: themselves a Linear, or around
+# one named `linear`.
+PLAIN_LINEARS = {"FalconLinear"}
+PLAIN_WRAPPERS = {"MoshiLinear", "Gemma4ClippableLinear"}
