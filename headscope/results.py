@@ -56,9 +56,7 @@ class ModelInfo:
             "num_kv_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             "hidden_size": self.hidden_size,
-            "stacks": [
-                {"name": s.name, "layers": list(s.layers), "num_heads": list(s.num_heads)} for s in self.stacks
-            ],
+            "stacks": [{"name": s.name, "layers": list(s.layers), "num_heads": list(s.num_heads)} for s in self.stacks],
         }
 
 
@@ -217,3 +215,73 @@ class Analysis:
         from headscope.views.notebook import analysis_html
 
         return analysis_html(self)
+
+
+VERIFY_SCHEMA = "headscope/verify@1"
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """One attention site, rebuilt and compared.
+
+    Attributes:
+        backend: `numpy` or `torch`.
+        max_abs_weights: Largest difference of attention weights.
+        max_abs_output, rel_output: Largest difference of the site's output, and that divided by the largest output.
+        positions, mask: `own`, or `model` where the model's own tensors were taken.
+        worst_head: The head that differs most.
+        worst_position: Query and key position of the largest difference of weights.
+    """
+
+    stack: str
+    layer: int
+    backend: str
+    max_abs_weights: float
+    max_abs_output: float
+    rel_output: float
+    positions: str
+    mask: str
+    passed: bool
+    worst_head: int
+    worst_position: tuple[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One record of the `sites` list of the JSON contract."""
+        return {**self.__dict__, "worst_position": list(self.worst_position)}
+
+
+@dataclass(frozen=True)
+class SkippedSite:
+    """A site that could not be rebuilt, and why."""
+
+    stack: str
+    layer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found; `to_dict` is the JSON contract's object."""
+
+    model: str
+    passed: bool
+    dtype: str
+    tolerance: Mapping[str, float]
+    sites: tuple[SiteCheck, ...]
+    skipped: tuple[SkippedSite, ...]
+    warnings: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `headscope verify -f json` prints."""
+        return {
+            "schema": VERIFY_SCHEMA,
+            "passed": self.passed,
+            "tolerance": dict(self.tolerance),
+            "sites": [s.to_dict() for s in self.sites],
+            "skipped": [dict(s.__dict__) for s in self.skipped],
+            "model": self.model,
+            "dtype": self.dtype,
+            "warnings": list(self.warnings),
+            "versions": dict(self.versions),
+        }

@@ -18,12 +18,12 @@ from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
 from headscope.heads.pictures import Keep, attention_maps
 from headscope.heads.rules import RuleSet, load_rules
-from headscope.heads.selection import Selection, parse_selection, ranges
+from headscope.heads.selection import Selection, parse_selection, ranges, select_sites
 from headscope.heads.statistics import HeadStatistics, Layer, Values
 from headscope.heads.tokens import token_groups
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel, load_model, wrap_model
-from headscope.models.sites import Site, find_sites, select_stacks
+from headscope.models.sites import Site, find_sites
 from headscope.results import Analysis, AttentionMap, InputInfo, RuleInfo
 
 ENGINES = ("auto", "layerwise", "full")
@@ -104,7 +104,7 @@ def analyze(
         generates=decoder_texts is None,
     )
     sites = find_sites(loaded.model)
-    chosen_sites = _select(loaded, sites, stack, layers)
+    chosen_sites = select_sites(sites, stack, layers, loaded.name)
     prepared = prepare(
         loaded,
         texts=[texts] if isinstance(texts, str) else texts,
@@ -142,25 +142,6 @@ def _several(ids: Sequence[int] | Sequence[Sequence[int]] | None) -> Sequence[Se
     if ids is None or not len(ids):
         return None if ids is None else [[]]
     return [ids] if isinstance(ids[0], int) else ids  # type: ignore[list-item,return-value]  # told apart by the first item
-
-
-def _select(
-    loaded: LoadedModel, sites: tuple[Site, ...], stack: str | Sequence[str] | None, layers: Selection
-) -> tuple[Site, ...]:
-    """The sites of the wanted stacks and layers."""
-    wanted = (stack,) if isinstance(stack, str) else stack
-    stacked = select_stacks(sites, wanted)
-    if not stacked:
-        raise InputError(
-            f"stack {', '.join(wanted or ())} does not exist in {loaded.name}",
-            f"Stacks: {', '.join(dict.fromkeys(s.stack for s in sites))}; or a module path such as {sites[0].path}.",
-        )
-    available: dict[str, list[int]] = {}
-    for site in stacked:
-        available.setdefault(site.stack, []).append(site.layer)
-    layers.check(available.values(), loaded.name)
-    chosen_layers = {(name, n) for name, numbers in available.items() for n in layers.within(numbers)}
-    return tuple(s for s in stacked if (s.stack, s.layer) in chosen_layers)
 
 
 # ------------------------------------------------------------------ measuring

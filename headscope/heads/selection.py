@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headscope.errors import InputError
+from headscope.models.sites import Site, select_stacks
 
 _ITEM = re.compile(r"(?P<single>-?\d+)|(?P<low>\d+)\s*-\s*(?P<high>\d+)")
 
@@ -91,6 +92,35 @@ def parse_selection(what: str, value: str | int | Iterable[int] | None) -> Selec
 
 def _unreadable(what: str, value: str) -> InputError:
     return InputError(f"cannot read --{what} '{value}'", "Write 5, -1, 0,2,5, 3-7 or all.")
+
+
+def select_sites(
+    sites: Sequence[Site], stack: str | Sequence[str] | None, layers: Selection, where: str
+) -> tuple[Site, ...]:
+    """The sites of the wanted stacks and layers.
+
+    Args:
+        sites: All sites of a model.
+        stack: Stack names or module path prefixes; None for all.
+        layers: The layers within them.
+        where: The model's name, for messages.
+
+    Raises:
+        InputError: A stack or a layer does not exist; the message names those that do.
+    """
+    wanted = (stack,) if isinstance(stack, str) else stack
+    stacked = select_stacks(sites, wanted)
+    if not stacked:
+        raise InputError(
+            f"stack {', '.join(wanted or ())} does not exist in {where}",
+            f"Stacks: {', '.join(dict.fromkeys(s.stack for s in sites))}; or a module path such as {sites[0].path}.",
+        )
+    available: dict[str, list[int]] = {}
+    for site in stacked:
+        available.setdefault(site.stack, []).append(site.layer)
+    layers.check(available.values(), where)
+    chosen = {(name, n) for name, numbers in available.items() for n in layers.within(numbers)}
+    return tuple(s for s in stacked if (s.stack, s.layer) in chosen)
 
 
 def ranges(numbers: Sequence[int]) -> str:

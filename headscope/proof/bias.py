@@ -1,0 +1,114 @@
+"""What is added to a site's scores: linear biases and buckets by our formulas, anything else as the model has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headscope.attention.alibi import alibi_key_bias, alibi_slopes, round_to_bfloat16
+from headscope.attention.relative import relative_bias
+from headscope.proof.record import SiteRecord
+
+
+@dataclass(frozen=True)
+class BiasPlan:
+    """A bias and where it comes from.
+
+    Attributes:
+        kind: `buckets` (T5), `alibi`, `argument` (the attention function's `position_bias`) or `method` (what the
+            module's own bias method returned).
+        own: By our formulas.
+        table: (buckets, heads), our copy, for `buckets`.
+        bidirectional, max_distance: As in `relative_bias`.
+        factor: What an `alibi` bias is multiplied with.
+        rounded: An `alibi` bias is computed in bfloat16, whatever the model's dtype.
+        terms: Terms of the scores besides the content's, by which the scale is divided (DeBERTa).
+    """
+
+    kind: str
+    own: bool
+    table: Tensor | None = None
+    bidirectional: bool = False
+    max_distance: int = 128
+    factor: float = 1.0
+    rounded: bool = False
+    terms: int = 0
+
+
+def given_bias(record: SiteRecord, table: nn.Module | None) -> BiasPlan | None:
+    """The bias that the attention function was given, by our formula where that gives it; None where there was none.
+
+    Args:
+        table: The stack's table of bucket biases (T5 keeps one for all layers), None where there is none.
+    """
+    arguments = record.call.arguments
+    given = None if arguments is None else arguments.options.get("position_bias")
+    if not isinstance(given, Tensor) or not bool(given.any()):
+        return None
+    if isinstance(table, nn.Embedding):
+        plan = _buckets(record, table)
+        ours = bias_tensor(plan, record)
+        same = ours.shape[-2:] == given.shape[-2:] and torch.allclose(ours, given.detach().float().cpu(), atol=1e-4)
+        if same:
+            return plan
+    return BiasPlan("argument", own=False)
+
+
+def shown_biases(record: SiteRecord, heads: int, dim: int) -> Iterator[BiasPlan | None]:
+    """What a module that shows only its weights may add to its scores."""
+    if record.bias is not None:
+        kinds = getattr(record.site.module, "pos_att_type", None) or ()
+        yield BiasPlan("method", own=False, terms=len(kinds))
+        return
+    yield None
+    if any(record.arguments.get(n) is not None for n in ("alibi", "position_bias")) or _alibi_argument(record):
+        yield BiasPlan("alibi", own=True)
+        for times in (1, 2):
+            yield BiasPlan("alibi", own=True, factor=times * dim**-0.5, rounded=True)
+
+
+def bias_tensor(plan: BiasPlan, record: SiteRecord) -> Tensor:
+    """The bias, float32, broadcastable to (batch, head, query, key)."""
+    rows, keys = record.call.weights.shape[-2:]
+    heads = record.call.weights.shape[1]
+    if plan.kind == "buckets":
+        assert plan.table is not None
+        ours = relative_bias(
+            plan.table.numpy(), rows, keys, bidirectional=plan.bidirectional, max_distance=plan.max_distance
+        )
+        return torch.from_numpy(ours).float()[None]
+    if plan.kind == "alibi":
+        slopes, positions = alibi_slopes(heads), np.arange(keys)
+        bias = alibi_key_bias(slopes, positions)
+        if plan.rounded:
+            bias = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
+        return torch.from_numpy(bias * plan.factor).float()[None]
+    if plan.kind == "method":
+        assert record.bias is not None
+        bias = record.bias.detach().float().cpu()
+        return bias.reshape(-1, heads, *bias.shape[-2:])
+    assert record.call.arguments is not None
+    given: Tensor = record.call.arguments.options["position_bias"]
+    return given.detach().float().cpu()
+
+
+def _buckets(record: SiteRecord, table: nn.Embedding) -> BiasPlan:
+    config = getattr(record.site.module, "config", None)
+    distance = getattr(config, "relative_attention_max_distance", 128)
+    return BiasPlan(
+        "buckets",
+        own=True,
+        table=table.weight.detach().float().cpu().clone(),
+        bidirectional=not record.site.causal,
+        max_distance=distance,
+    )
+
+
+def _alibi_argument(record: SiteRecord) -> bool:
+    """A tensor argument that is the same in all rows and falls or rises along the keys: BLOOM's `alibi`."""
+    keys = record.call.weights.shape[-1]
+    return any(t.shape[-1] == keys and t.shape[-2] == 1 for t in record.tensors.values())

@@ -1,0 +1,105 @@
+"""Who may look at whom at a site: our own mask from what the site says of itself, else the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.attention.masks import causal_mask, chunked_mask, sliding_window_mask, two_sided_window_mask
+from headscope.capture.feed import Axis
+from headscope.capture.visible import open_cells
+from headscope.models.sites import Site
+from headscope.proof.record import SiteRecord
+
+
+@dataclass(frozen=True)
+class MaskPlan:
+    """How a site's mask is made.
+
+    Attributes:
+        own: From the lengths of the texts and from `kind` and `size`; False takes the model's.
+        kind: `full`, `causal`, `window`, `two_sided` or `chunked`.
+        size: Tokens of the window or chunk.
+    """
+
+    own: bool
+    kind: str = "full"
+    size: int = 0
+
+
+def plan_mask(record: SiteRecord, query: Axis, key: Axis) -> MaskPlan:
+    """Our own mask where it hides exactly what the model's does, else the model's."""
+    theirs = model_blocked(record, query, key)
+    if theirs is None:
+        return next(_declared(record.site, record))
+    for plan in _declared(record.site, record):
+        if torch.equal(_counted(blocked(plan, record, query, key), query), _counted(theirs, query)):
+            return plan
+    return MaskPlan(False)
+
+
+def blocked(plan: MaskPlan, record: SiteRecord, query: Axis, key: Axis) -> Tensor:
+    """bool (batch, 1, query, key), True where a row may not look."""
+    padding = ~key.valid[:, None, None, :].cpu()
+    rows, keys = query.special.shape[1], key.special.shape[1]
+    if not plan.own:
+        theirs = model_blocked(record, query, key)
+        return padding.expand(-1, -1, rows, -1) if theirs is None else theirs
+    if plan.kind == "full":
+        return padding.expand(-1, -1, rows, -1)
+    shape = {
+        "causal": lambda: causal_mask(rows, keys),
+        "window": lambda: sliding_window_mask(rows, keys, window=plan.size),
+        "two_sided": lambda: two_sided_window_mask(rows, keys, distance=plan.size),
+        "chunked": lambda: chunked_mask(rows, keys, chunk_size=plan.size),
+    }[plan.kind]()
+    return padding | torch.from_numpy(shape)[None, None]
+
+
+def model_blocked(record: SiteRecord, query: Axis, key: Axis) -> Tensor | None:
+    """What the model's mask hides, bool (batch, 1, query, key); None where the attention function was given none."""
+    arguments = record.call.arguments
+    if arguments is None:
+        return None
+    rows, keys = record.call.weights.shape[-2:]
+    batch = len(query.lengths)
+    if arguments.mask is None:
+        return torch.zeros(batch, 1, rows, keys, dtype=torch.bool)
+    return ~open_cells(arguments.mask, rows, keys).expand(batch, 1, rows, keys).cpu()
+
+
+def _counted(mask: Tensor, query: Axis) -> Tensor:
+    """Rows of padding hide nothing that matters."""
+    return mask & query.valid[:, None, :, None].cpu()
+
+
+def _declared(site: Site, record: SiteRecord) -> Iterator[MaskPlan]:
+    """What the site says of itself: causal or not, and the windows that it names."""
+    sizes = _sizes(site, record)
+    if not site.causal:
+        yield MaskPlan(True)
+        for size in sizes:
+            yield MaskPlan(True, "two_sided", size // 2)
+            yield MaskPlan(True, "two_sided", size)
+            yield MaskPlan(True, "two_sided", size - 1)
+        return
+    yield MaskPlan(True, "causal")
+    for size in sizes:
+        yield MaskPlan(True, "window", size)
+        yield MaskPlan(True, "chunked", size)
+
+
+def _sizes(site: Site, record: SiteRecord) -> list[int]:
+    config: Any = getattr(site.module, "config", None)
+    options = {} if record.call.arguments is None else record.call.arguments.options
+    found = [options.get("sliding_window"), record.arguments.get("sliding_window")]
+    for owner in (site.module, config):
+        found += [
+            getattr(owner, n, None)
+            for n in ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+        ]
+    return list(dict.fromkeys(v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0))
