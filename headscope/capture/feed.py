@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headscope.capture.blocks import RowBlock
 from headscope.capture.layerwise import Call
+from headscope.capture.visible import masked_visible, unmasked_visible
 from headscope.errors import ModelError
 
 # Values of weights in one block, small enough for a core's cache in float32.
@@ -98,8 +99,11 @@ def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
             f"{expected[2]} key tokens in a batch of {expected[0]}: not one row and one column a token",
             "Models that attend to windows, pools or latents instead of tokens cannot be measured.",
         )
-    visible = _visible(call, query, key)
-    return Matrix(weights, visible, query, key, query.valid[:, None])
+    visible = masked_visible(weights, call.masks, query, key)
+    if visible is None:
+        causal = call.site.causal if call.arguments is not None else call.site.causal or None
+        visible = unmasked_visible(weights, query, key, cross=call.site.cross, causal=causal)
+    return Matrix(weights, visible & key.valid[:, None, None, :], query, key, query.valid[:, None])
 
 
 def blocks(matrix: Matrix, cross: bool) -> Iterator[RowBlock]:
@@ -117,39 +121,6 @@ def blocks(matrix: Matrix, cross: bool) -> Iterator[RowBlock]:
             lengths=matrix.query.lengths,
             cross=cross,
         )
-
-
-# ------------------------------------------------------------------ what a row may look at
-def _visible(call: Call, query: Axis, key: Axis) -> Tensor:
-    real = key.valid[:, None, None, :]
-    if call.mask is not None:
-        seen = _open_cells(call.mask, call.weights.shape[2], call.weights.shape[3])
-        # A boolean mask that a model adds instead of masking with it hides nothing.
-        if call.mask.dtype != torch.bool or not bool(call.weights.masked_fill(seen, 0).any()):
-            return seen & real
-    return inferred_visible(call.weights, query, key, call.site.cross) & real
-
-
-def _open_cells(mask: Tensor, rows: int, keys: int) -> Tensor:
-    """bool, (batch or 1, 1, query, key): where a mask lets attention through for any head."""
-    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))[..., :keys]
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return seen.any(dim=1, keepdim=True).expand(-1, 1, rows, keys)
-
-
-def inferred_visible(weights: Tensor, query: Axis, key: Axis, cross: bool) -> Tensor:
-    """Without a mask, bool (1, 1, query, key): all keys, unless exact zeros in all heads show causality or a window."""
-    rows, keys = weights.shape[2:]
-    device = weights.device
-    everything = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=device)
-    if cross or rows != keys or rows == 1:
-        return everything
-    used = ((weights > 0).any(dim=1) & query.valid[:, :, None] & key.valid[:, None, :]).any(dim=0)
-    distance = torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
-    below, above = distance[used].max(), distance[used].min()
-    causal = bool(above >= 0)
-    reach = distance <= below if bool(below < query.lengths.max() - 1) else everything[0, 0]
-    return (reach & (distance >= 0) if causal else everything[0, 0])[None, None]
 
 
 # ------------------------------------------------------------------ checks

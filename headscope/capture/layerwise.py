@@ -49,17 +49,15 @@ class Call:
         number: Which call of its module in this forward pass this is; a site's own `call`, unless there are too many.
         weights: (batch, head, query, key) in the model's dtype, as the module's own eager attention returns them.
         arguments: What the attention function was given; None for a module that computes attention itself.
+        masks: What hid keys from rows, additive or of zeros and ones, as far as it is known; broadcastable to `weights`
+            or, of two axes, (batch, key).
     """
 
     site: Site
     number: int
     weights: Tensor
     arguments: Arguments | None
-
-    @property
-    def mask(self) -> Tensor | None:
-        """The mask, None where there was none or it is not known."""
-        return None if self.arguments is None else self.arguments.mask
+    masks: tuple[Tensor, ...] = ()
 
     @property
     def num_kv_heads(self) -> int | None:
@@ -153,13 +151,15 @@ class _Recorder:
         """Whether any module keeps its attention to itself, so that it has to be asked for weights."""
         return any(not sites[0].uses_interface for sites in self.sites.values())
 
-    def record(self, module: nn.Module, weights: Tensor, arguments: Arguments | None) -> None:
+    def record(
+        self, module: nn.Module, weights: Tensor, arguments: Arguments | None, masks: tuple[Tensor, ...]
+    ) -> None:
         number = self.calls[id(module)]
         self.calls[id(module)] += 1
         known = self.sites[id(module)]
         self.handed[id(module)] = weights
         try:
-            self.take(Call(known[min(number, len(known) - 1)], number, weights, arguments))
+            self.take(Call(known[min(number, len(known) - 1)], number, weights, arguments, masks))
         except Exception as error:  # passed on as it is, so that a consumer's fault is not taken for the model's
             self.failure = error
             raise
@@ -214,20 +214,24 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         recorder = _active.get(id(module))
         weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
         if recorder is not None and isinstance(weights, Tensor):
-            recorder.record(module, weights, _arguments(args, kwargs, result[0]))
+            given = {**kwargs, **dict(zip(_FUNCTION_ARGUMENTS, args, strict=False))}
+            mask = given.get("attention_mask")
+            masks = (mask,) if isinstance(mask, Tensor) else ()
+            recorder.record(module, weights, _arguments(given, result[0]), masks)
         return result
 
     return call
 
 
-def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any], context: Tensor) -> Arguments | None:
-    names = ("query", "key", "value", "attention_mask")
-    given = {**kwargs, **dict(zip(names, args, strict=False))}
-    query, key, value = (given.pop(n, None) for n in names[:3])
-    mask = given.pop("attention_mask", None)
+_FUNCTION_ARGUMENTS = ("query", "key", "value", "attention_mask")
+
+
+def _arguments(given: dict[str, Any], context: Tensor) -> Arguments | None:
+    query, key, value, mask = (given.get(name) for name in _FUNCTION_ARGUMENTS)
     if not all(isinstance(t, Tensor) and t.ndim == 4 for t in (query, key, value)):
         return None
-    return Arguments(query, key, value, mask if isinstance(mask, Tensor) else None, given, context)
+    options = {name: value for name, value in given.items() if name not in _FUNCTION_ARGUMENTS}
+    return Arguments(query, key, value, mask if isinstance(mask, Tensor) else None, options, context)
 
 
 # ------------------------------------------------------------------ modules that compute attention themselves
@@ -240,11 +244,12 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
     def enter(module: nn.Module, args: Any) -> None:
         before[id(module)] = recorder.calls[id(module)]
 
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+    def leave(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         if recorder.calls[id(module)] == before.get(id(module)):
             weights = _weights_in(output)
             if weights is not None:
-                recorder.record(module, weights.permute(recorder.sites[id(module)][0].weight_axes), None)
+                axes = recorder.sites[id(module)][0].weight_axes
+                recorder.record(module, weights.permute(axes), None, _masks_of(module, args, kwargs, axes))
                 recorder.handed[id(module)] = weights
         handed = recorder.handed.pop(id(module), None)
         if handed is None or not isinstance(output, tuple | list):
@@ -256,11 +261,22 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
     try:
         for module in recorder.modules():
             handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, prepend=True))
+            handles.append(module.register_forward_hook(leave, prepend=True, with_kwargs=True))
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _masks_of(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: tuple[int, int, int, int]
+) -> tuple[Tensor, ...]:
+    """What may be masks of a module that computes attention itself: arguments called so, and square tables it keeps."""
+    given = {**kwargs, **dict(zip(inspect.signature(module.forward).parameters, args, strict=False))}
+    masks = [m for name, m in given.items() if "mask" in name and isinstance(m, Tensor)]
+    masks = [m.permute(axes) if m.ndim == 4 and axes != tuple(range(4)) else m for m in masks]
+    tables = [b for b in module.buffers(recurse=False) if b.ndim == 4 and b.shape[2] == b.shape[3]]
+    return (*masks, *tables)
 
 
 def _weights_in(output: Any) -> Tensor | None:

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import ArrayLike
 from transformers import PreTrainedModel
 
-from headscope.capture.feed import Axis, Matrix, blocks, inferred_visible
+from headscope.capture.feed import Axis, Matrix, blocks
+from headscope.capture.visible import unmasked_visible
 from headscope.errors import InputError
 from headscope.heads.analysis import analyze
 from headscope.heads.labels import means_of
@@ -87,4 +88,5 @@ def _matrix(weights: torch.Tensor, tokens: int | None) -> Matrix:
             "Give the weights after the softmax.",
         )
     axis = Axis.plain(1, shape[1], weights.device)
-    return Matrix(weights, inferred_visible(weights, axis, axis, cross=False), axis, axis, axis.valid[:, None])
+    visible = unmasked_visible(weights, axis, axis, cross=False, causal=None)
+    return Matrix(weights, visible, axis, axis, axis.valid[:, None])
