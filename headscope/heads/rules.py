@@ -69,18 +69,20 @@ class RuleSet:
         if self.unmeasurable is not None and all(metrics.get(m) is None for m in self.metrics):
             return self.unmeasurable, None
         order = self._by_value(metrics) if self.largest else self.rules
-        holding = [r.label for r in order if r.holds(metrics)] + [self.otherwise]
-        label = holding[0]
-        if self.largest:
-            return label, self._strongest_other(label, metrics)
-        return label, next((other for other in holding[1:] if other != label), None)
+        holding = [r for r in order if r.holds(metrics)]
+        labels = [r.label for r in holding] + [self.otherwise]
+        if not self.largest:
+            return labels[0], next((other for other in labels if other != labels[0]), None)
+        # The strongest is what the second strongest is measured against: without one there is no runner-up.
+        return labels[0], self._second(labels[0], metrics) if holding and holding[0].above else None
 
     def _by_value(self, metrics: Metrics) -> list[Rule]:
+        """The `above` rules whose metric was measured, largest value first (ties in the file's order), then the rest."""
         strength = {r: metrics.get(r.metric) for r in self.rules if r.above}
         found = sorted((r for r in strength if strength[r] is not None), key=lambda r: -(strength[r] or 0.0))
         return found + [r for r in self.rules if not r.above]
 
-    def _strongest_other(self, label: str, metrics: Metrics) -> str | None:
+    def _second(self, label: str, metrics: Metrics) -> str | None:
         others = [r for r in self._by_value(metrics) if r.above and r.label != label]
         return next((r.label for r in others if (metrics.get(r.metric) or 0.0) > self.runner_up_above), None)
 
