@@ -155,8 +155,12 @@ def rest_pattern(weights, visible, special):
 
 def calibrated_labels(weights, visible, special):
     """(label, runner-up) by the calibrated rules, for one text."""
-    values = {name: value for name, value in adjusted(weights, visible).items() if value is not None}
-    entropy = metrics(weights, visible, special)["relative_entropy"]
+    return calibrated_choice(adjusted(weights, visible), metrics(weights, visible, special)["relative_entropy"])
+
+
+def calibrated_choice(values, entropy):
+    """(label, runner-up) from the adjusted values by plain name and the relative entropy."""
+    values = {name: value for name, value in values.items() if value is not None}
     if not values and entropy is None:
         return "unmeasurable", None
     best = sorted(values, key=values.get, reverse=True)
