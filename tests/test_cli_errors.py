@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,8 @@ from headscope.cli.errors import explain
 from headscope.cli.main import main
 from headscope.errors import CheckError, HeadscopeError, InputError, ModelError, ResourceError
 from tests import views_samples as samples
+
+ROOT = Path(__file__).parents[1]
 
 RAISED = {
     "input": (InputError("layer 9 does not exist", "valid layers: 0-5"), 2, "layer 9 does not exist"),
@@ -123,9 +126,8 @@ main(sys.argv[1:])
 
 def start(argv: list[str], **keywords: Any) -> subprocess.Popen[bytes]:
     """A process that runs the command line with an analysis made by hand."""
-    root = Path(__file__).parents[1]
     return subprocess.Popen(
-        [sys.executable, "-c", STUB, *argv], cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **keywords
+        [sys.executable, "-c", STUB, *argv], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **keywords
     )
 
 
@@ -146,6 +148,23 @@ def test_a_full_disk_is_code_4() -> None:
         _, err = process.communicate(timeout=120)
     assert process.returncode == 4
     assert [line.split(b":")[0] for line in err.splitlines()] == [b"error", b"hint"]
+
+
+def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, time, headscope; from headscope.cli.main import main\n"
+        "def slow(*a, **k): print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "vars(headscope)['analyze'] = slow; main(sys.argv[1:])"
+    )
+    argv = ["analyze", "x", "-o", str(tmp_path / "a.json")]
+    process = subprocess.Popen([sys.executable, "-c", code, *argv], cwd=ROOT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line.split(b":")[0] for line in err.splitlines()] == [b"error", b"hint"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

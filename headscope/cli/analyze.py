@@ -198,7 +198,7 @@ def _progress(quiet: bool, debug: bool) -> Iterator[None]:
             return
         from rich.console import Console
 
-        with Console(stderr=True).status("loading the model and measuring …"):
+        with Console(file=sys.stderr).status("loading the model and measuring …"):
             yield
 
 
