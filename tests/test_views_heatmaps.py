@@ -216,6 +216,8 @@ def test_an_unknown_metric_names_those_measured() -> None:
     with pytest.raises(InputError, match="unknown metric 'magic'") as found:
         model_picture(analysis(model_heads(2, 2)), "magic")
     assert found.value.hint == "measured: sink, prev_token, self_attend, entropy"
+    with pytest.raises(InputError, match="no metric"):
+        model_picture(dataclasses.replace(analysis(model_heads(1, 1)), heads=()))
 
 
 def small_analysis() -> Analysis:

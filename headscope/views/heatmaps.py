@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,9 +117,9 @@ def _drawings(analysis: Analysis) -> Iterator[tuple[str, Callable[[], bytes]]]:
     for attention in analysis.maps:
         stem = f"{names[attention.stack]}.L{attention.layer}"
         for head in attention.heads:
-            yield f"{stem}H{head}.png", lambda a=attention, h=head: head_picture(analysis, a, h)  # type: ignore[misc]
-        yield f"{stem}.png", lambda a=attention: layer_picture(analysis, a)  # type: ignore[misc]
-    yield "map.png", lambda: model_picture(analysis)
+            yield f"{stem}H{head}.png", partial(head_picture, analysis, attention, head)
+        yield f"{stem}.png", partial(layer_picture, analysis, attention)
+    yield "map.png", partial(model_picture, analysis)
 
 
 def file_stems(stacks: list[str]) -> dict[str, str]:

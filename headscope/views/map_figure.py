@@ -32,7 +32,7 @@ def map_figure(analysis: Analysis, metric: str | None = None) -> Figure:
         metric: One of the metrics measured; the first of them unless given.
 
     Raises:
-        InputError: There is no such metric.
+        InputError: There is no such metric, or none at all.
     """
     chosen = _chosen_metric(analysis, metric)
     stacks = by_stack(analysis)
@@ -60,6 +60,10 @@ def map_figure(analysis: Analysis, metric: str | None = None) -> Figure:
 
 def _chosen_metric(analysis: Analysis, metric: str | None) -> str:
     names = metric_names(analysis)
+    if not names:
+        raise InputError(
+            "no metric was measured, so there is no map to draw", hint="choose at least one head and metric"
+        )
     chosen = metric or names[0]
     if chosen not in names:
         raise InputError(f"unknown metric {chosen!r}", hint=f"measured: {', '.join(names)}")
