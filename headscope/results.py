@@ -20,7 +20,7 @@ ANALYSIS_SCHEMA = "headscope/analysis@1"
 
 @dataclass(frozen=True)
 class Stack:
-    """One run of attention layers: `self`, `encoder`, `decoder`, `cross`, `text`, `vision`, `audio`, or a module path."""
+    """A run of attention layers: `self`, `encoder`, `decoder`, `cross`, `text`, `vision`, `audio`, or a module path."""
 
     name: str
     layers: tuple[int, ...]

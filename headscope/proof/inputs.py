@@ -19,7 +19,7 @@ DECODER_TEXTS = ("A cat was tired and sat down.", "They look around.")
 def verification_batch(
     loaded: LoadedModel, text: str | Sequence[str] | None, inputs: Mapping[str, Tensor] | None, seed: int
 ) -> Batch:
-    """One batch for the model: the given inputs or texts, else two sentences, else seeded numbers of the right shape."""
+    """One batch: the given inputs or texts, else two sentences, else seeded numbers of the right shape."""
     options: dict[str, Any] = {"batch_size": 1 << 16}
     if inputs is not None:
         return prepare(loaded, tensors=inputs).batches[0]

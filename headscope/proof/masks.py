@@ -15,6 +15,9 @@ from headscope.capture.visible import open_cells
 from headscope.models.sites import Site
 from headscope.proof.record import SiteRecord
 
+# Where modules and configs keep the size of a window or a chunk.
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+
 
 @dataclass(frozen=True)
 class MaskPlan:
@@ -31,15 +34,21 @@ class MaskPlan:
     size: int = 0
 
 
-def plan_mask(record: SiteRecord, query: Axis, key: Axis) -> MaskPlan:
-    """Our own mask where it hides exactly what the model's does, else the model's."""
+def plan_masks(record: SiteRecord, query: Axis, key: Axis) -> list[MaskPlan]:
+    """Our own mask where it hides exactly what the model's does, else the model's.
+
+    A module that shows no mask gives several to try: what the site says of itself, and causal where none of its weights
+    looks ahead.
+    """
+    declared = list(_declared(record.site, record))
     theirs = model_blocked(record, query, key)
     if theirs is None:
-        return next(_declared(record.site, record))
-    for plan in _declared(record.site, record):
+        ahead = record.call.weights.triu(1) if record.call.weights.shape[-1] > 1 else record.call.weights
+        return declared + ([] if bool(ahead.any()) else [MaskPlan(True, "causal")])
+    for plan in declared:
         if torch.equal(_counted(blocked(plan, record, query, key), query), _counted(theirs, query)):
-            return plan
-    return MaskPlan(False)
+            return [plan]
+    return [MaskPlan(False)]
 
 
 def blocked(plan: MaskPlan, record: SiteRecord, query: Axis, key: Axis) -> Tensor:
@@ -80,7 +89,8 @@ def _counted(mask: Tensor, query: Axis) -> Tensor:
 def _declared(site: Site, record: SiteRecord) -> Iterator[MaskPlan]:
     """What the site says of itself: causal or not, and the windows that it names."""
     sizes = _sizes(site, record)
-    if not site.causal:
+    options = {} if record.call.arguments is None else record.call.arguments.options
+    if not site.causal and True not in (options.get("is_causal"), record.arguments.get("is_causal")):
         yield MaskPlan(True)
         for size in sizes:
             yield MaskPlan(True, "two_sided", size // 2)
@@ -98,8 +108,5 @@ def _sizes(site: Site, record: SiteRecord) -> list[int]:
     options = {} if record.call.arguments is None else record.call.arguments.options
     found = [options.get("sliding_window"), record.arguments.get("sliding_window")]
     for owner in (site.module, config):
-        found += [
-            getattr(owner, n, None)
-            for n in ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
-        ]
+        found += [getattr(owner, n, None) for n in _WINDOWS]
     return list(dict.fromkeys(v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0))

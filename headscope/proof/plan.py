@@ -20,13 +20,17 @@ from headscope.errors import ModelError
 from headscope.models.weights import HeadWeights, read_weights
 from headscope.proof.backends import NumPy
 from headscope.proof.bias import BiasPlan, given_bias, shown_biases
-from headscope.proof.masks import MaskPlan, plan_mask
+from headscope.proof.masks import MaskPlan, plan_masks
 from headscope.proof.norms import Norm, has_norm, norm_of
 from headscope.proof.record import SiteRecord
 from headscope.proof.rotary import Rotation, angles, rotations
 
 # Relative to the largest value: what tells a scheme that is ours from one that is not, by the model's dtype.
 MATCH = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+
+# Where modules keep a factor on queries or scores.
+_SCALES = ("scaling", "scale", "scale_factor", "inv_norm_factor", "softmax_scale", "norm_factor")
 
 
 class NotRebuilt(ModelError):
@@ -85,10 +89,10 @@ def make_plan(model: nn.Module, record: SiteRecord, query: Axis, key: Axis, tabl
         ModelError: The weights cannot be read per head.
     """
     weights = read_weights(record.site, model=model)
-    mask = plan_mask(record, query, key)
+    masks = plan_masks(record, query, key)
     if record.call.arguments is None:
-        return _plan_from_weights(record, weights, mask, query, key)
-    return _plan_from_arguments(record, weights, mask, table)
+        return _plan_from_weights(record, weights, masks, query, key)
+    return _plan_from_arguments(record, weights, masks[0], table)
 
 
 # ------------------------------------------------------------------ modules that show their queries and keys
@@ -213,11 +217,8 @@ def _borrowing(plan: Plan, record: SiteRecord) -> Plan:
         if found[0] is not None and found[1] is not None:
             chosen = (found[0][0], found[1][0], plan.sources[2])
             return replace(trial, borrowed=True, sources=chosen, factors=(found[0][1], found[1][1]))
-    part = (
-        "norms are none that we have"
-        if has_norm(record.site.module) and not normed
-        else "are more than a projection, a norm and a turn"
-    )
+    unknown = has_norm(record.site.module) and not normed
+    part = "norms are none that we have" if unknown else "are more than a projection, a norm and a turn"
     raise NotRebuilt(f"{record.site.path}: its queries and keys {part}")
 
 
@@ -242,19 +243,19 @@ def _same_lengths(
 
 
 # ------------------------------------------------------------------ modules that show only their weights
-def _plan_from_weights(record: SiteRecord, weights: HeadWeights, mask: MaskPlan, query: Axis, key: Axis) -> Plan:
+def _plan_from_weights(record: SiteRecord, weights: HeadWeights, masks: list[MaskPlan], query: Axis, key: Axis) -> Plan:
     from headscope.proof.rebuild import rebuild
 
     dim = weights.query.shape[1]
     sources = _sources(record, weights.query.shape[-1])
     target = record.call.weights.double().cpu().numpy()
     valid = query.valid.cpu().numpy()[:, None, :, None]
-    base = Plan(weights, (sources[0],) * 3, _norms(record, weights), (), None, (1.0, 1.0), dim**-0.5, None, mask)
+    base = Plan(weights, (sources[0],) * 3, _norms(record, weights), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
     for bias in shown_biases(record, weights.query.shape[0], dim):
         terms = 0 if bias is None else bias.terms
         scales = list(dict.fromkeys(((dim * (1 + terms)) ** -0.5, dim**-0.5, *_factors(record))))
-        for (order, rotation), scale in product(_orders(base, record), scales):
-            plan = replace(base, order=order, rotation=rotation, scale=scale, bias=bias)
+        for (order, rotation), scale, mask in product(_orders(base, record), scales, masks):
+            plan = replace(base, order=order, rotation=rotation, scale=scale, bias=bias, mask=mask)
             rebuilt = rebuild(plan, record, NumPy(), query, key)
             if rebuilt is None or rebuilt.weights.shape != target.shape:
                 continue
@@ -303,10 +304,7 @@ def _close(ours: Any, theirs: Any, dtype: torch.dtype) -> bool:
 def _factors(record: SiteRecord) -> list[float]:
     """Factors that the module names, for models that scale queries before the attention function does."""
     module = record.site.module
-    named = [
-        getattr(module, n, None)
-        for n in ("scaling", "scale", "scale_factor", "inv_norm_factor", "softmax_scale", "norm_factor")
-    ]
+    named = [getattr(module, n, None) for n in _SCALES]
     found = [float(v) for v in named if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
     if record.call.arguments is not None:
         dim = record.call.arguments.query.shape[-1]
