@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from headscope.capture.feed import Axis
 from headscope.capture.session import Capture, SiteFacts
 from headscope.errors import InputError
+from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import model_info, versions
 from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
 from headscope.heads.pictures import Keep, attention_maps
 from headscope.heads.rules import RuleSet, load_rules
-from headscope.heads.selection import Selection, parse_selection, ranges, select_sites
+from headscope.heads.selection import Selection, parse_selection, ranges
 from headscope.heads.statistics import HeadStatistics, Layer, Values
 from headscope.heads.tokens import token_groups
 from headscope.models.inputs import Prepared, prepare

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headscope.errors import InputError
-from headscope.models.sites import Site, select_stacks
 
-_ITEM = re.compile(r"(?P<single>-?\d+)|(?P<low>\d+)\s*-\s*(?P<high>\d+)")
+_ITEM = re.compile(r"(?P<single>-?[0-9]{1,9})|(?P<low>[0-9]{1,9})\s*-\s*(?P<high>[0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -69,58 +71,46 @@ def parse_selection(what: str, value: str | int | Iterable[int] | None) -> Selec
     Raises:
         InputError: The text does not parse, or selects nothing.
     """
-    if value is None:
-        value = "all"
-    if not isinstance(value, str):
-        value = str(value) if isinstance(value, int) else ",".join(str(int(v)) for v in value)
-    if value.strip() == "all":
-        return Selection(what, value, None)
+    text = _as_text(what, value)
+    if text.strip() == "all":
+        return Selection(what, text, None)
     items = []
-    for part in value.split(","):
+    for part in text.split(","):
         match = _ITEM.fullmatch(part.strip())
         if match is None:
-            raise _unreadable(what, value)
-        if match["single"] is not None:
-            items.append((int(match["single"]),) * 2)
-        else:
-            low, high = int(match["low"]), int(match["high"])
-            if low > high:
-                raise _unreadable(what, value)
-            items.append((low, high))
-    return Selection(what, value, tuple(items))
+            raise _unreadable(what, text)
+        low, high = (match["single"],) * 2 if match["single"] is not None else (match["low"], match["high"])
+        if match["single"] is None and int(low) > int(high):
+            raise _unreadable(what, text)
+        items.append((int(low), int(high)))
+    return Selection(what, text, tuple(items))
+
+
+def _as_text(what: str, value: Any) -> str:
+    if value is None:
+        return "all"
+    if isinstance(value, str):
+        return value
+    try:
+        numbers = [_index(n) for n in (value if isinstance(value, Iterable) and not _is_one(value) else [value])]
+    except TypeError as error:
+        raise _unreadable(what, str(value)) from error
+    return ",".join(map(str, numbers))
+
+
+def _is_one(value: Any) -> bool:
+    return getattr(value, "ndim", 1) == 0
+
+
+def _index(number: Any) -> int:
+    """A whole number of any library; TypeError for anything else, True and False too."""
+    if isinstance(number, bool):
+        raise TypeError(f"{number} is not a number")
+    return operator.index(number)
 
 
 def _unreadable(what: str, value: str) -> InputError:
-    return InputError(f"cannot read --{what} '{value}'", "Write 5, -1, 0,2,5, 3-7 or all.")
-
-
-def select_sites(
-    sites: Sequence[Site], stack: str | Sequence[str] | None, layers: Selection, where: str
-) -> tuple[Site, ...]:
-    """The sites of the wanted stacks and layers.
-
-    Args:
-        sites: All sites of a model.
-        stack: Stack names or module path prefixes; None for all.
-        layers: The layers within them.
-        where: The model's name, for messages.
-
-    Raises:
-        InputError: A stack or a layer does not exist; the message names those that do.
-    """
-    wanted = (stack,) if isinstance(stack, str) else stack
-    stacked = select_stacks(sites, wanted)
-    if not stacked:
-        raise InputError(
-            f"stack {', '.join(wanted or ())} does not exist in {where}",
-            f"Stacks: {', '.join(dict.fromkeys(s.stack for s in sites))}; or a module path such as {sites[0].path}.",
-        )
-    available: dict[str, list[int]] = {}
-    for site in stacked:
-        available.setdefault(site.stack, []).append(site.layer)
-    layers.check(available.values(), where)
-    chosen = {(name, n) for name, numbers in available.items() for n in layers.within(numbers)}
-    return tuple(s for s in stacked if (s.stack, s.layer) in chosen)
+    return InputError(f"cannot read --{what} {reprlib.repr(value)}", "Write 5, -1, 0,2,5, 3-7 or all.")
 
 
 def ranges(numbers: Sequence[int]) -> str:

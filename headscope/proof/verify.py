@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from headscope.capture.feed import Axis, matrix_of, readable
 from headscope.errors import InputError, ModelError
+from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import versions
-from headscope.heads.selection import parse_selection, select_sites
+from headscope.heads.selection import parse_selection
 from headscope.models.inputs import Batch
 from headscope.models.loading import LoadedModel, load_model, wrap_model
 from headscope.models.sites import Site, find_sites
