@@ -47,6 +47,7 @@ def test_either_side_gives_what_single_rows_give(family: str, side: str) -> None
     before = {name: value.clone() for name, value in tensors.items()}
     (batch,) = prepare(loaded, tensors=tensors).batches
     assert all(torch.equal(tensors[name], before[name]) for name in before)
+    assert all(batch.inputs[name].data_ptr() != tensors[name].data_ptr() for name in before)
     assert batch.axes["text"].lengths.tolist() == list(LENGTHS)
     got = first_attentions(loaded, batch.inputs)
     for row, n in enumerate(LENGTHS):

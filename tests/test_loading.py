@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 from transformers.utils import logging as transformers_logging
 
 from headscope.errors import ModelError
 from headscope.models import packaged
-from headscope.models.loading import default_model_name, load, load_model, wrap_model
+from headscope.models.loading import default_model_name, load, load_model, make_eager, wrap_model
 from headscope.models.quiet import LOGGERS, quiet
 from tests.tiny_checkpoints import byte_bpe, save, tiny_config, tiny_model, unigram, wordpiece
 
@@ -45,6 +46,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,15 @@ def test_attention_is_eager_whatever_the_checkpoint_says(key: str, value: str, t
     assert len(result.text_model_output.attentions) == len(result.vision_model_output.attentions) == 2
 
 
+def test_every_submodules_own_configuration_is_made_eager() -> None:
+    model = tiny_model("clip")
+    for module in (model, model.vision_model.encoder.layers[0].self_attn):
+        module.config._attn_implementation = "sdpa"
+    make_eager(model)
+    assert model.config._attn_implementation == "eager"
+    assert model.vision_model.encoder.layers[1].self_attn.config._attn_implementation == "eager"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_checkpoints_keep_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     with quiet():
@@ -124,11 +135,15 @@ def test_a_checkpoint_of_earlier_transformers_loads(tmp_path: Path) -> None:
     assert loaded.tokenizer("the CAT")["input_ids"] == made("the CAT")["input_ids"]
 
 
-def test_loading_says_nothing_and_puts_everything_back(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_says_nothing_and_puts_everything_back(
+    bert: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     edited = bert.parent / "with_head_missing"
     shutil.copytree(bert, edited, dirs_exist_ok=True)
     edit_config(edited, pruned_heads={"0": [1]}, architectures=["BertForMaskedLM"])
-    before = [logging.getLogger(name).level for name in LOGGERS]
+    before = [11 + i for i in range(len(LOGGERS))]
+    for name, level in zip(LOGGERS, before, strict=True):
+        monkeypatch.setattr(logging.getLogger(name), "level", level)
     bars, filters = transformers_logging.is_progress_bar_enabled(), list(warnings.filters)
     load_model(str(edited))
     assert capfd.readouterr() == ("", "")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from headscope.errors import HeadscopeError, InputError, ModelError, ResourceError
 from headscope.models import loading
-from headscope.models.checkpoint import explain_load_error
+from headscope.models.checkpoint import explain_load_error, judge_load_report
 from headscope.models.loading import load_model
 from tests.tiny_checkpoints import byte_bpe, save, tiny_model, wordpiece
 
@@ -99,6 +99,29 @@ def test_a_missing_pooler_is_nothing_and_a_missing_head_one_line(copy: Path, tmp
     loaded = load_model(str(bart), need_generation=True)
     assert loaded.missing == ("lm_head.weight",)
     assert loaded.warnings == ["newly initialised, not in the checkpoint: lm_head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("key", "fatal"),
+    [
+        ("pooler.dense.weight", False),
+        ("classifier.0.weight", False),
+        ("lm_head.weight", False),
+        ("text_model.pooler.bias", False),
+        ("encoder.layer.0.head.weight", True),
+        ("head.attention.in_proj_weight", True),
+        ("encoder.conv1.weight", True),
+        ("shared.weight", True),
+    ],
+)
+def test_which_missing_weights_matter(key: str, fatal: bool) -> None:
+    """Whatever lies on the way to an attention weight does; heads and poolers outside the layers do not."""
+    report = {"missing_keys": {key}, "mismatched_keys": set()}
+    if fatal:
+        with pytest.raises(ModelError, match=key):
+            judge_load_report("m", report)
+    else:
+        assert judge_load_report("m", report)[1] == (key,)
 
 
 def test_a_misshapen_head_is_no_reason_to_refuse(copy: Path) -> None:

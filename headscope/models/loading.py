@@ -117,7 +117,7 @@ def load_model(
     except Exception as error:  # transformers raises nearly every class there is; all mean: does not load
         raise _load_error(name, source, error) from error
     warnings, missing = judge_load_report(name, report)
-    _make_eager(model)
+    make_eager(model)
     model.train(mode=False)
     loaded = LoadedModel(model, name, None, None, warnings, missing)
     _add_companions(loaded, source, tokenizer, common)
@@ -233,7 +233,7 @@ def _auto_class(config: PreTrainedConfig, need_generation: bool) -> Any:
     raise ValueError(f"transformers has no model class for {config.model_type!r}")
 
 
-def _make_eager(model: PreTrainedModel) -> None:
+def make_eager(model: PreTrainedModel) -> None:
     """Make every submodule's own configuration eager: composites hand the choice down to some of them only."""
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -279,9 +279,8 @@ def _first_that_loads(classes: tuple[Any, ...], source: Source, common: dict[str
         try:
             with quiet():
                 found = candidate.from_pretrained(source.path, **common)
-        except (
-            Exception
-        ) as error:  # a missing or foreign file raises nearly any class; without one, inputs.py says what is needed
+        except Exception as error:
+            # A missing or foreign file raises nearly any class. What the input then lacks is said where it is needed.
             if is_out_of_memory(error):
                 raise
             continue

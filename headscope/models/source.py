@@ -99,8 +99,7 @@ def _hub(name: str, repository: str, revision: str | None, gguf_file: str | None
             f"no model {name}: neither a directory here nor on the Hub (or it is private)",
             "check the spelling; for a private model log in with: hf auth login",
         ) from error
-    except (
-        Exception
-    ):  # Whatever else went wrong (the HTTP library has its own error classes), the cache may have the model.
+    except Exception:
+        # The HTTP library has error classes of its own; whichever it is, the cache may still have the model.
         return offline
     return Source(repository, local=False, gguf_file=gguf_file, revision=revision, files_only=False)
