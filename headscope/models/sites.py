@@ -7,6 +7,7 @@ known layout and computes a softmax itself. Names of models play no part.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.errors import ModelError
+from headscope.errors import InputError, ModelError
 from headscope.models.exceptions import SHARED_LAYERS, WEIGHT_AXES
 from headscope.models.layouts import Layout, layout_of
 
@@ -105,11 +106,26 @@ def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:
 
 
 def select_stacks(sites: Iterable[Site], wanted: Iterable[str] | None) -> tuple[Site, ...]:
-    """The sites whose stack name or module path prefix is among `wanted` (None for all)."""
+    """The sites of the stacks, or else below the module paths, that `wanted` names (None for all).
+
+    Raises:
+        InputError: A name is neither a stack nor a module path with sites; the message names the stacks.
+    """
+    sites = tuple(sites)
     if wanted is None:
-        return tuple(sites)
-    names = tuple(wanted)
-    return tuple(s for s in sites if s.stack in names or any(s.path == n or s.path.startswith(n + ".") for n in names))
+        return sites
+    chosen: set[Site] = set()
+    for name in wanted:
+        # A stack's name comes first: `decoder` is the stack, not also the cross-attention below `decoder.`
+        found = {s for s in sites if s.stack == name} or {s for s in sites if f"{s.path}.".startswith(f"{name}.")}
+        if not found:
+            stacks = ", ".join(dict.fromkeys(s.stack for s in sites))
+            raise InputError(
+                f"stack {reprlib.repr(name)} does not exist in this model",
+                f"Stacks: {stacks}; or a module path such as {sites[0].path}.",
+            )
+        chosen |= found
+    return tuple(s for s in sites if s in chosen)
 
 
 # ------------------------------------------------------------------ finding modules
