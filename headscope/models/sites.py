@@ -21,7 +21,7 @@ from headscope.errors import InputError, ModelError
 from headscope.models.exceptions import SHARED_LAYERS, WEIGHT_AXES
 from headscope.models.layouts import Layout, layout_of
 
-_CROSS = re.compile(r"cross|enc_?dec_?att|encoder_att", re.IGNORECASE)
+_CROSS = re.compile(r"cross|enc(oder)?_?dec(oder)?_?att|encoder_att", re.IGNORECASE)
 _TOWERS = (
     ("vision", re.compile(r"vision|visual|image|img|pixel|vit(?![a-z])", re.IGNORECASE)),
     ("audio", re.compile(r"audio|speech|wav|acoustic|sound", re.IGNORECASE)),
@@ -98,7 +98,7 @@ def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:
     if not found:
         raise _no_attention(model)
     groups = _group(found)
-    names = _name_groups(groups, bool(getattr(model.config, "is_encoder_decoder", False)))
+    names = _name_groups(groups, model)
     sites: list[Site] = []
     for key, members in groups.items():
         sites.extend(_number(model, names[key], members))
@@ -214,23 +214,26 @@ def _group(found: list[_Found]) -> dict[_Key, list[_Found]]:
     return result
 
 
-def _name_groups(groups: dict[_Key, list[_Found]], encoder_decoder: bool) -> dict[_Key, str]:
+def _name_groups(groups: dict[_Key, list[_Found]], model: PreTrainedModel) -> dict[_Key, str]:
     if len(groups) == 1:
         return {next(iter(groups)): "self"}
     plain = [k for k in groups if not k[1]]
     sides = {p for k in plain for p in k[0].split(".")}
-    encoder_decoder = encoder_decoder or {"encoder", "decoder"} <= sides
+    encoder_decoder = _is_encoder_decoder(model) or {"encoder", "decoder"} <= sides
     roles = {k: _role(k, encoder_decoder) for k in groups}
     unnamed = [k for k in plain if not roles[k]]
-    if len(unnamed) == 1:
+    if len(unnamed) == 1 and (len(plain) == 1 or ("text" not in roles.values() and _main_axis(model) == "text")):
         # What is left beside towers is the language model; beside nothing but cross-attention, the model itself.
         roles[unnamed[0]] = "self" if len(plain) == 1 else "text"
     names: dict[_Key, str] = {}
     for key, role in roles.items():
-        container, _, tail = key
-        path = f"{container}.{tail}" if tail else container
-        names[key] = role if role and role not in names.values() else path
+        names[key] = role if role and role not in names.values() else _path_name(key, groups[key])
     return names
+
+
+def _path_name(key: _Key, members: list[_Found]) -> str:
+    container, _, tail = key
+    return f"{container}.{tail}".strip(".") or members[0].path
 
 
 def _role(key: _Key, encoder_decoder: bool) -> str:
@@ -278,21 +281,22 @@ def _shared_layers(model: PreTrainedModel, stack: str, members: list[_Found], nu
 
 
 def _site(model: PreTrainedModel, item: _Found, stack: str, layer: int, call: int) -> Site:
-    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    query = _axis(model, stack, item.container)
-    key = query if not item.cross else _main_axis(model) if encoder_decoder else "other"
+    query = _axis(model, stack, item)
+    key = query if not item.cross else _main_axis(model) if _is_encoder_decoder(model) else "other"
     axes = WEIGHT_AXES.get(model.config.model_type, (0, 1, 2, 3))
     return Site(item.path, item.module, stack, layer, call, item.cross, item.uses_interface, query, key, axes)
 
 
-def _axis(model: PreTrainedModel, stack: str, container: str) -> str:
-    if stack in ("text", "vision", "audio", "decoder"):
-        return stack
-    if stack == "cross" and getattr(model.config, "is_encoder_decoder", False):
+def _axis(model: PreTrainedModel, stack: str, item: _Found) -> str:
+    """The input that a module's query tokens come from; the model's main one unless its path says otherwise."""
+    if _is_encoder_decoder(model) and (item.cross or stack == "decoder" or "decoder" in item.container.split(".")):
         return "decoder"
-    if stack in ("self", "encoder", "cross"):
-        return _main_axis(model)
-    return next((name for name, pattern in _TOWERS if pattern.search(container)), "other")
+    tower = next((name for name, pattern in _TOWERS if pattern.search(item.container)), "")
+    return tower or (stack if stack in ("text", "vision", "audio") else _main_axis(model))
+
+
+def _is_encoder_decoder(model: PreTrainedModel) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
 def _main_axis(model: Any) -> str:
