@@ -66,6 +66,11 @@ class Matrix:
     valid: Tensor
 
 
+def mass_of(weights: Tensor) -> Tensor:
+    """float32, (batch, query, key): weights summed over heads, so that what concerns cells is read only once."""
+    return weights.sum(dim=1, dtype=torch.float32)
+
+
 def readable(call: Call, size: int) -> None:
     """Refuse a call whose weights cannot belong to its site's layer and to a batch of `size` examples.
 
@@ -99,10 +104,11 @@ def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
             f"{expected[2]} key tokens in a batch of {expected[0]}: not one row and one column a token",
             "Models that attend to windows, pools or latents instead of tokens cannot be measured.",
         )
-    visible = masked_visible(weights, call.masks, query, key)
+    mass = mass_of(weights)
+    visible = masked_visible(mass, call.masks, query.valid, key.valid)
     if visible is None:
         causal = call.site.causal if call.arguments is not None else call.site.causal or None
-        visible = unmasked_visible(weights, query, key, cross=call.site.cross, causal=causal)
+        visible = unmasked_visible(mass, query.valid, key.valid, cross=call.site.cross, causal=causal)
     return Matrix(weights, visible & key.valid[:, None, None, :], query, key, query.valid[:, None])
 
 
@@ -158,7 +164,7 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
 
     Raises:
         ModelError: NaN.
-        Unreadable: Rows that sum to more than one, or to less without a learned sink.
+        Unreadable: Rows that sum to more than one, or to less without a learned sink; attention to padding.
     """
     weights, valid = matrix.weights, matrix.valid.expand(-1, matrix.weights.shape[1], -1)
     sums = weights.sum(dim=-1, dtype=torch.float32)[valid]
@@ -176,17 +182,29 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
     unseen = float(1 - sums.mean()) if sums.numel() else 0.0
     if unseen > slack:
         findings.unseen.setdefault(call.site.stack, []).append(unseen)
+    _check_padding(where, matrix, slack)
     if expect_causal and _leaks(matrix):
         findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
 
 
+def _check_padding(where: str, matrix: Matrix, slack: float) -> None:
+    padding = ~matrix.key.valid
+    if not bool(padding.any()):
+        return
+    lost = (mass_of(matrix.weights) * padding[:, None]).sum(dim=-1)[matrix.query.valid] / matrix.weights.shape[1]
+    if lost.numel() and float(lost.max()) > slack:
+        raise Unreadable(
+            f"{where} looks at padding: up to {float(lost.max()):.1%} of a row's attention goes there",
+            "This part of the model ignores its attention mask: give one text at a time, or leave it out with --stack.",
+        )
+
+
 def _leaks(matrix: Matrix) -> bool:
-    rows, keys = matrix.visible.shape[-2:]
-    if rows != keys:
+    """Whether a row looks at later tokens, whatever the mask says."""
+    if matrix.weights.shape[-2] != matrix.weights.shape[-1]:
         return False
-    later = torch.ones(rows, keys, dtype=torch.bool, device=matrix.visible.device).triu(1)
-    open_later = matrix.visible & later & matrix.query.valid[:, None, :, None]
-    return bool(open_later.any()) and bool((matrix.weights.masked_fill(~open_later, 0) > 1e-6).any())
+    later = mass_of(matrix.weights).triu(1) * matrix.query.valid[..., None]
+    return bool((later > 1e-6).any())
 
 
 # ------------------------------------------------------------------ regrouping tokens

@@ -73,29 +73,40 @@ class Call:
 Take = Callable[[Call], None]
 
 
-def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tensor], take: Take) -> None:
+_one_at_a_time = threading.RLock()
+
+
+def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tensor], take: Take) -> tuple[Site, ...]:
     """Run one forward pass in evaluation mode and call `take` for every attention matrix, layer by layer.
 
     A module that computes attention more often than it has sites gives calls beyond its last site, for the caller to
     refuse. The model's training mode, attention implementation and hooks are as before afterwards, also after an error.
+    Threads take turns, because models share transformers' table of attention functions and may share a config.
+
+    Returns:
+        The sites whose modules ran but gave no attention weights.
 
     Raises:
         ModelError: The forward pass fails, or nothing is captured.
         ResourceError: Out of memory.
     """
     recorder = _Recorder(sites, take)
-    with ExitStack() as stack:
+    with _one_at_a_time, ExitStack() as stack:
         stack.enter_context(_eager(model))
         stack.enter_context(_listening(recorder))
         stack.enter_context(_hooked(recorder))
         stack.enter_context(torch.no_grad())
         _forward(model, inputs, recorder)
+    silent = recorder.silent()
     if not any(recorder.calls.values()):
+        which = ", ".join(sorted({type(s.module).__name__ for s in silent or sites})[:3])
         raise ModelError(
-            "the model returned no attention weights: none of its attention modules ran on this input, or they keep "
-            "their weights to themselves",
-            "Load the model with headscope.load, which asks for attention weights from the start.",
+            f"none of the model's attention modules returned attention weights on this input ({which})",
+            "Modules that attend to blocks or windows of tokens, or keep their weights to themselves, cannot be read."
+            if silent
+            else "None of them ran: give the input that this part of the model reads.",
         )
+    return silent
 
 
 # ------------------------------------------------------------------ one forward pass
@@ -141,11 +152,16 @@ class _Recorder:
             self.sites[id(site.module)].append(site)
         self.take = take
         self.calls: dict[int, int] = defaultdict(int)
+        self.entered: set[int] = set()
         self.handed: dict[int, Tensor] = {}
         self.failure: Exception | None = None
 
     def modules(self) -> list[nn.Module]:
         return [sites[0].module for sites in self.sites.values()]
+
+    def silent(self) -> tuple[Site, ...]:
+        """The sites whose modules ran without giving weights."""
+        return tuple(s for key in self.entered if not self.calls[key] for s in self.sites[key])
 
     def reads_outputs(self) -> bool:
         """Whether any module keeps its attention to itself, so that it has to be asked for weights."""
@@ -166,54 +182,29 @@ class _Recorder:
 
 
 # ------------------------------------------------------------------ modules that call the attention interface
-_active: dict[int, _Recorder] = {}
-_lock = threading.Lock()
-
-
 @contextmanager
 def _listening(recorder: _Recorder) -> Iterator[None]:
     """Let the recorder see every call of a registered attention function by one of its modules."""
-    ids = list(recorder.sites)
-    with _lock:
-        if not _active:
-            _wrap_interface()
-        _active.update(dict.fromkeys(ids, recorder))
+    choose: Callable[..., Callable[..., Any]] = AttentionInterface.get_interface
+
+    def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return _recorded(choose(self, *args, **kwargs), recorder)
+
+    AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]  # that is the point
     try:
         yield
     finally:
-        with _lock:
-            for key in ids:
-                _active.pop(key, None)
-            if not _active:
-                _unwrap_interface()
+        AttentionInterface.get_interface = choose  # type: ignore[method-assign]  # as above
 
 
-_Choose = Callable[..., Callable[..., Any]]
-_original: list[_Choose] = []
-
-
-def _wrap_interface() -> None:
-    choose: _Choose = AttentionInterface.get_interface
-
-    def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return _recorded(choose(self, *args, **kwargs))
-
-    _original.append(choose)
-    AttentionInterface.get_interface = get_interface
-
-
-def _unwrap_interface() -> None:
-    AttentionInterface.get_interface = _original.pop()
-
-
-def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as it is, but its weights are shown to the recorder of the module that called it."""
+def _recorded(function: Callable[..., Any], recorder: _Recorder) -> Callable[..., Any]:
+    """`function` as it is, but the weights of the recorder's modules are shown to it."""
+    owner = threading.get_ident()
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = function(module, *args, **kwargs)
-        recorder = _active.get(id(module))
         weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
-        if recorder is not None and isinstance(weights, Tensor):
+        if id(module) in recorder.sites and isinstance(weights, Tensor) and threading.get_ident() == owner:
             given = {**kwargs, **dict(zip(_FUNCTION_ARGUMENTS, args, strict=False))}
             mask = given.get("attention_mask")
             masks = (mask,) if isinstance(mask, Tensor) else ()
@@ -226,10 +217,12 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
 _FUNCTION_ARGUMENTS = ("query", "key", "value", "attention_mask")
 
 
-def _arguments(given: dict[str, Any], context: Tensor) -> Arguments | None:
-    query, key, value, mask = (given.get(name) for name in _FUNCTION_ARGUMENTS)
-    if not all(isinstance(t, Tensor) and t.ndim == 4 for t in (query, key, value)):
+def _arguments(given: Mapping[str, Any], context: Tensor) -> Arguments | None:
+    tensors = [given.get(name) for name in _FUNCTION_ARGUMENTS[:3]]
+    query, key, value = (t if isinstance(t, Tensor) and t.ndim == 4 else None for t in tensors)
+    if query is None or key is None or value is None:
         return None
+    mask = given.get("attention_mask")
     options = {name: value for name, value in given.items() if name not in _FUNCTION_ARGUMENTS}
     return Arguments(query, key, value, mask if isinstance(mask, Tensor) else None, options, context)
 
@@ -242,6 +235,7 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
     before: dict[int, int] = {}
 
     def enter(module: nn.Module, args: Any) -> None:
+        recorder.entered.add(id(module))
         before[id(module)] = recorder.calls[id(module)]
 
     def leave(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -281,10 +275,17 @@ def _masks_of(
 
 def _weights_in(output: Any) -> Tensor | None:
     """The one tensor of an attention module's output that can be attention weights: 4-D, no negative value."""
-    parts = output[1:] if isinstance(output, tuple | list) else ()
-    tensors = [p for p in parts if isinstance(p, Tensor) and p.ndim == 4 and p.is_floating_point()]
-    fit = [p for p in tensors if not bool((p < 0).any())]
+    parts = list(_flat(output))[1:] if isinstance(output, tuple | list) else []
+    fit = [p for p in parts if p.ndim == 4 and p.is_floating_point() and not bool((p < 0).any())]
     return fit[0] if len(fit) == 1 else None
+
+
+def _flat(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, tuple | list):
+        for part in output:
+            yield from _flat(part)
 
 
 # ------------------------------------------------------------------ the model as it has to be, and back
@@ -295,7 +296,7 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
     configs = _configs(model)
     implementations = [c._attn_implementation_internal for c in configs]
     try:
-        model.eval()
+        model.train(mode=False)
         for config in configs:
             config._attn_implementation_internal = "eager"
         yield
@@ -309,7 +310,8 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
     """Every config object in the model: modules hold copies, and composite configs hold others."""
     found: dict[int, PreTrainedConfig] = {}
-    queue = [m.config for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)]
+    own = (getattr(m, "config", None) for m in model.modules())
+    queue = [c for c in own if isinstance(c, PreTrainedConfig)]
     while queue:
         config = queue.pop()
         if id(config) not in found:

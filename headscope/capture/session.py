@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from headscope.capture.blocks import Consumer
 from headscope.capture.feed import Axis, Findings, Matrix, Unreadable, blocks, check, matrix_of, readable, regroup
 from headscope.capture.layerwise import Call, run
+from headscope.models.signature import IMAGE_INPUTS
 from headscope.models.sites import Site
 
 Groups = Callable[[str, Axis], Tensor]
@@ -61,7 +62,7 @@ class Capture:
             ModelError: The model fails, or returns NaN.
         """
         # Tokens of an image may see each other in a causal model.
-        images = any(name.startswith("pixel") for name in inputs)
+        images = any(name.startswith(IMAGE_INPUTS) for name in inputs)
         kept: list[Call] = []
         self._axes = {}
 
@@ -74,9 +75,11 @@ class Capture:
             else:
                 self._feed(call, axes, size, images)
 
-        run(self.model, self.sites, inputs, take)
+        silent = run(self.model, self.sites, inputs, take)
         for call in kept:
             self._feed(call, axes, size, images)
+        for site in filter(self.selected, silent):
+            self.unreadable.setdefault((site.stack, site.layer), _silent(site))
 
     def _note(self, call: Call) -> None:
         heads = call.weights.shape[1] if call.weights.ndim == 4 else 0
@@ -91,14 +94,17 @@ class Capture:
         try:
             self._read(call, axes, size, images)
         except Unreadable as reason:
-            self.unreadable[key] = reason
+            # Layers that share a module share its fault: which of its calls is which is then not known.
+            for site in self.sites if call.number > call.site.call else (call.site,):
+                if site.module is call.site.module and self.selected(site):
+                    self.unreadable.setdefault((site.stack, site.layer), reason)
 
     def _read(self, call: Call, axes: Mapping[str, Axis], size: int, images: bool) -> None:
         readable(call, size)
         ends = ((call.site.query_axis, -2), (call.site.key_axis, -1))
         query, key = (self._axis(axes, name, call.weights, dim) for name, dim in ends)
         matrix = matrix_of(call, query, key)
-        check(call, matrix, self.findings, expect_causal=call.site.causal and not images)
+        check(call, matrix, self.findings, expect_causal=call.site.causal and _reads_text(call.site) and not images)
         if self.groups is not None:
             names = (call.site.query_axis, call.site.key_axis)
             groups = tuple(self.groups(n, a).to(call.weights.device) for n, a in zip(names, (query, key), strict=True))
@@ -118,6 +124,18 @@ class Capture:
         for block in blocks(matrix, site.cross):
             for consumer in self.consumers:
                 consumer.rows(site, block)
+
+
+def _silent(site: Site) -> Unreadable:
+    return Unreadable(
+        f"{site.path} ({type(site.module).__name__}) ran but returned no attention weights",
+        "Modules that attend to blocks or windows of tokens, or keep their weights to themselves, cannot be read.",
+    )
+
+
+def _reads_text(site: Site) -> bool:
+    """Only texts have an order that a causal model must not look ahead in."""
+    return {site.query_axis, site.key_axis} <= {"text", "decoder"}
 
 
 def _kv_heads(module: nn.Module, heads: int) -> int:

@@ -2,12 +2,14 @@
 
 A head that is sharp enough gives exact zeros where it could have looked, so zeros alone say little. They only tell a
 causal model from one that is not where no mask is known, and which way round a mask of zeros and ones is meant.
+
+Shapes: `mass` is (batch, query, key), the weights summed over heads; `query` and `key` are bool, (batch, n), False at
+padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,24 +18,19 @@ from torch import Tensor
 CLOSED = -5000.0
 
 
-class TokensOfAxis(Protocol):
-    """The rows or the columns of a matrix; `valid` is bool, (batch, n): False at padding."""
-
-    @property
-    def valid(self) -> Tensor: ...
-
-
-def masked_visible(weights: Tensor, masks: Sequence[Tensor], query: TokensOfAxis, key: TokensOfAxis) -> Tensor | None:
+def masked_visible(mass: Tensor, masks: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
     """What all masks together let a row look at, bool (batch or 1, 1, query, key); None where none of them masks.
 
     Args:
-        weights: (batch, head, query, key).
-        masks: Additive ones, or such of zeros and ones, which hide either; what does not fit the weights is left out.
+        masks: Additive ones, or such of zeros and ones, which hide either. One that does not fit the weights, or that
+            the weights show not to hide what it says, is left out.
     """
+    counted = query[:, :, None] & key[:, None, :]
+    used = (mass > 0) & counted
     seen: Tensor | None = None
     for mask in masks:
-        grid = _on_grid(mask, *weights.shape[-2:], batch=weights.shape[0])
-        cells = None if grid is None else _cells(grid, weights, query, key)
+        grid = _on_grid(mask, mass.shape)
+        cells = None if grid is None else next((c for c in _readings(grid) if not bool((used & ~c[:, 0]).any())), None)
         if cells is not None:
             seen = cells if seen is None else seen & cells
     return seen
@@ -49,21 +46,19 @@ def open_cells(mask: Tensor, rows: int, keys: int) -> Tensor:
     return seen.any(dim=1, keepdim=True).expand(-1, 1, rows, keys)
 
 
-def unmasked_visible(
-    weights: Tensor, query: TokensOfAxis, key: TokensOfAxis, *, cross: bool, causal: bool | None
-) -> Tensor:
+def unmasked_visible(mass: Tensor, query: Tensor, key: Tensor, *, cross: bool, causal: bool | None) -> Tensor:
     """Without a mask, bool (1, 1, query, key): all keys, or those up to the row's own in a causal model.
 
     Args:
         causal: Whether the module says that it is causal; None where it says nothing and its weights have to tell.
             They do where no head looks above the diagonal, but at half of what is below it or more.
     """
-    rows, keys = weights.shape[2:]
-    everything = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=weights.device)
+    rows, keys = mass.shape[1:]
+    everything = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=mass.device)
     if cross or causal is False or rows != keys:
         return everything
-    counted = query.valid[:, :, None] & key.valid[:, None, :]
-    used = ((weights > 0).any(dim=1) & counted).any(dim=0)
+    counted = query[:, :, None] & key[:, None, :]
+    used = ((mass > 0) & counted).any(dim=0)
     below = everything[0, 0].tril()
     if bool((used & ~below).any()):
         return everything
@@ -71,30 +66,25 @@ def unmasked_visible(
     return everything.tril() if enough else everything
 
 
-def _cells(grid: Tensor, weights: Tensor, query: TokensOfAxis, key: TokensOfAxis) -> Tensor | None:
-    """What a mask of four axes lets through for any head; None where the weights show that it does not mask."""
-    rows, keys = weights.shape[-2:]
+def _readings(grid: Tensor) -> list[Tensor]:
+    """What a mask of four axes can mean, likeliest first."""
+    rows, keys = grid.shape[2:]
     if grid.is_floating_point() and (bool((grid < 0).any()) or not bool(grid.any())):
-        return open_cells(grid, rows, keys)
-    counted = query.valid[:, None, :, None] & key.valid[:, None, None, :]
+        return [open_cells(grid, rows, keys)]
     ones = grid > 0.5 if grid.is_floating_point() else grid.bool()
-    for mask in (ones, ~ones):
-        seen = open_cells(mask, rows, keys)
-        # A mask that a model adds instead of masking with it, or does not use here, hides nothing.
-        if not bool(weights.masked_fill(seen | ~counted, 0).any()):
-            return seen
-    return None
+    return [open_cells(ones, rows, keys), open_cells(~ones, rows, keys)]
 
 
-def _on_grid(mask: Tensor, rows: int, keys: int, *, batch: int) -> Tensor | None:
-    """A mask with all four axes, keys beyond the weights' cut off; None where it does not fit."""
+def _on_grid(mask: Tensor, shape: torch.Size) -> Tensor | None:
+    """A mask with all four axes and the weights' rows and keys; None where it does not fit."""
+    batch, rows, keys = shape
     if mask.ndim == 2 and mask.shape[0] == batch and mask.shape[0] != rows:
         mask = mask[:, None, None, :]
     elif mask.ndim == 3 and mask.shape[0] == batch:
         mask = mask[:, None]
-    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)) if mask.ndim < 4 else mask
+    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
     if mask.ndim != 4 or mask.shape[0] not in (1, batch) or mask.shape[-1] < keys:
         return None
-    if mask.shape[2] > rows and mask.shape[-1] == mask.shape[2]:
+    if mask.shape[2] > rows and mask.shape[2] == mask.shape[3]:
         mask = mask[:, :, :rows]
-    return mask[..., :keys] if mask.shape[2] in (1, rows) else None
+    return mask[..., :keys].expand(-1, -1, rows, -1) if mask.shape[2] in (1, rows) else None

@@ -188,9 +188,9 @@ def _measure(
         capture.groups = token_groups(batch, words, exclude_special) if words or exclude_special else None
         capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()}, len(batch.order))
         parts.append((batch.order, statistics.finish()))
+        _check_readable(keys, capture)
         if number == 0:
             _check_heads(loaded, capture.facts, keys, heads)
-        _check_readable(keys, capture)
         if keep is not None:
             pictures = attention_maps(keep, batch, capture.facts, heads, words, exclude_special)
     facts = {
@@ -204,7 +204,8 @@ def _measure(
 
 def _left_out(wanted: tuple[Site, ...], capture: Capture) -> list[str]:
     """One line for each stack of which something is missing from the result, and why."""
-    idle = dict.fromkeys(s.stack for s in wanted if (s.stack, s.layer) not in capture.facts)
+    known = capture.facts.keys() | capture.unreadable.keys()
+    idle = dict.fromkeys(s.stack for s in wanted if (s.stack, s.layer) not in known)
     notes = [f"{name}: no attention was computed on this input" for name in idle]
     reasons: dict[str, list[int]] = {}
     for stack, layer in capture.unreadable:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from transformers import PreTrainedModel
 
-from headscope.capture.feed import Axis, Matrix, blocks
+from headscope.capture.feed import Axis, Matrix, blocks, mass_of
 from headscope.capture.visible import unmasked_visible
 from headscope.errors import InputError
 from headscope.heads.analysis import analyze
@@ -81,12 +81,12 @@ def _matrix(weights: torch.Tensor, tokens: int | None) -> Matrix:
     if len(shape) != 3 or shape[1] != shape[2] or 0 in shape or tokens not in (None, shape[1]):
         wanted = "(heads, n, n)" if tokens is None else f"(heads, {tokens}, {tokens}), one row a token"
         raise InputError(f"analyze_head_patterns: weights have shape {shape}, expected {wanted}")
-    weights = weights.float()[None]
+    weights = weights.detach().float()[None]
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or bool((weights.sum(dim=-1) > 1.01).any()):
         raise InputError(
             "analyze_head_patterns: not attention weights: NaN, negative, or rows that sum to more than one",
             "Give the weights after the softmax.",
         )
     axis = Axis.plain(1, shape[1], weights.device)
-    visible = unmasked_visible(weights, axis, axis, cross=False, causal=None)
+    visible = unmasked_visible(mass_of(weights), axis.valid, axis.valid, cross=False, causal=None)
     return Matrix(weights, visible, axis, axis, axis.valid[:, None])

@@ -77,7 +77,7 @@ class RuleSet:
         return labels[0], self._second(labels[0], metrics) if holding and holding[0].above else None
 
     def _by_value(self, metrics: Metrics) -> list[Rule]:
-        """The `above` rules whose metric was measured, largest value first (ties in the file's order), then the rest."""
+        """The `above` rules whose metric was measured, largest value first (ties as in the file), then the rest."""
         strength = {r: metrics.get(r.metric) for r in self.rules if r.above}
         found = sorted((r for r in strength if strength[r] is not None), key=lambda r: -(strength[r] or 0.0))
         return found + [r for r in self.rules if not r.above]
