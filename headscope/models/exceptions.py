@@ -26,4 +26,4 @@ NOT_PLAIN = {
 # Classes that compute what torch's Linear does and say so in their own words, by name: themselves a Linear, or around
 # one named `linear`.
 PLAIN_LINEARS = {"FalconLinear"}
-PLAIN_WRAPPERS = {"MoshiLinear", "Gemma4ClippableLinear"}
+PLAIN_WRAPPERS = {"MoshiLinear", "KyutaiSpeechToTextLinear", "Gemma4ClippableLinear"}

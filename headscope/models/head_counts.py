@@ -16,8 +16,8 @@ _NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", 
 _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads")
 _HEAD_DIM = (
     "head_dim",
-    "head_size",
     "attention_head_size",
+    "head_size",
     "dim_head",
     "d_head",
     "key_value_proj_dim",

@@ -17,7 +17,7 @@ from headscope.models.layouts import Layout
 from headscope.models.sites import Site
 
 # Where an output projection lies outside of the attention module, from the parent of the module on.
-OUTSIDE = "output.dense"
+OUTSIDE = ("output.dense", "output")
 
 
 class NotPlain(ModelError):
@@ -115,11 +115,19 @@ def outside_output(site: Site, model: nn.Module) -> Part | None:
     # Beside an `intermediate`, `output` is the end of a feed-forward part.
     if site.module is parent or hasattr(parent, "intermediate"):
         return None
+    for name in OUTSIDE:
+        beside = _descendant(parent, name)
+        # Without a weight of its own, `output` is a container of something else.
+        if beside is not None and (name == OUTSIDE[0] or "weight" in beside._parameters):
+            return _plain(beside, f"{parent_path}.{name}".removeprefix("."))
+    return None
+
+
+def _descendant(module: nn.Module, path: str) -> nn.Module | None:
     try:
-        dense = parent.get_submodule(OUTSIDE)
+        return module.get_submodule(path)
     except AttributeError:
         return None
-    return _plain(dense, f"{parent_path}.{OUTSIDE}".removeprefix("."))
 
 
 def model_type(module: nn.Module) -> str:
@@ -140,9 +148,13 @@ def _unknown(module: nn.Module) -> str:
 # ------------------------------------------------------------------ what is plain
 def _part(site: Site, name: str, is_output: bool) -> Part:
     path = f"{site.path}.{name}".removeprefix(".")
-    parameter = site.module._parameters.get(name)
+    parameter, child = site.module._parameters.get(name), getattr(site.module, name)
+    if child is None:
+        raise NotPlain(
+            f"{path} is left out: another projection plays its part", "Its heads cannot be rebuilt or removed."
+        )
     if parameter is None:
-        return _plain(getattr(site.module, name), path)
+        return _plain(child, path)
     if parameter.ndim != 3:
         raise NotPlain(f"{path} is a parameter of shape {tuple(parameter.shape)}, not (features, heads, head_dim)")
     _check_numbers(parameter, path)
