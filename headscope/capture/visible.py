@@ -9,7 +9,7 @@ padding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ def masked_visible(mass: Tensor, masks: Sequence[Tensor], query: Tensor, key: Te
     used = (mass > 0) & counted
     seen: Tensor | None = None
     for mask in masks:
-        grid = _on_grid(mask, mass.shape)
-        cells = None if grid is None else next((c for c in _readings(grid) if not bool((used & ~c[:, 0]).any())), None)
+        readings = (cells for grid in _grids(mask, mass.shape) for cells in _readings(grid))
+        cells = next((c for c in readings if not bool((used & ~c[:, 0]).any())), None)
         if cells is not None:
             seen = cells if seen is None else seen & cells
     return seen
@@ -75,16 +75,22 @@ def _readings(grid: Tensor) -> list[Tensor]:
     return [open_cells(ones, rows, keys), open_cells(~ones, rows, keys)]
 
 
-def _on_grid(mask: Tensor, shape: torch.Size) -> Tensor | None:
-    """A mask with all four axes and the weights' rows and keys; None where it does not fit."""
+def _grids(mask: Tensor, shape: torch.Size) -> Iterator[Tensor]:
+    """A mask with all four axes and the weights' rows and keys, in each way in which it fits."""
+    batch = shape[0]
+    if mask.ndim == 2 and mask.shape[0] == batch:
+        yield from _cut(mask[:, None, None, :], shape)
+    if mask.ndim == 3 and mask.shape[0] == batch:
+        yield from _cut(mask[:, None], shape)
+    else:
+        yield from _cut(mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)), shape)
+
+
+def _cut(mask: Tensor, shape: torch.Size) -> Iterator[Tensor]:
     batch, rows, keys = shape
-    if mask.ndim == 2 and mask.shape[0] == batch and mask.shape[0] != rows:
-        mask = mask[:, None, None, :]
-    elif mask.ndim == 3 and mask.shape[0] == batch:
-        mask = mask[:, None]
-    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
     if mask.ndim != 4 or mask.shape[0] not in (1, batch) or mask.shape[-1] < keys:
-        return None
+        return
     if mask.shape[2] > rows and mask.shape[2] == mask.shape[3]:
         mask = mask[:, :, :rows]
-    return mask[..., :keys].expand(-1, -1, rows, -1) if mask.shape[2] in (1, rows) else None
+    if mask.shape[2] in (1, rows):
+        yield mask[..., :keys].expand(-1, -1, rows, -1)

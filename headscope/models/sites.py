@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -227,13 +227,15 @@ def _name_groups(groups: dict[_Key, list[_Found]], model: PreTrainedModel) -> di
         roles[unnamed[0]] = "self" if len(plain) == 1 else "text"
     names: dict[_Key, str] = {}
     for key, role in roles.items():
-        names[key] = role if role and role not in names.values() else _path_name(key, groups[key])
+        names[key] = role if role and role not in names.values() else _path_name(key, groups[key], names.values())
     return names
 
 
-def _path_name(key: _Key, members: list[_Found]) -> str:
+def _path_name(key: _Key, members: list[_Found], taken: Collection[str]) -> str:
+    """The container's path, with the modules' own where self- and cross-attention share the container."""
     container, _, tail = key
-    return f"{container}.{tail}".strip(".") or members[0].path
+    name = f"{container}.{tail}".strip(".") or members[0].path
+    return name if name not in taken else f"{container}.{_split(members[0].path)[2]}"
 
 
 def _role(key: _Key, encoder_decoder: bool) -> str:
@@ -271,11 +273,17 @@ def _varying(members: list[_Found]) -> list[int]:
 
 
 def _shared_layers(model: PreTrainedModel, stack: str, members: list[_Found], num_layers: int) -> Iterator[Site]:
-    """Layers in order of calls: the first modules serve the first layers, each as many as the others."""
-    each = num_layers / len(members)
+    """Layers in order of calls: the first group of modules serves the first layers, each group as many as the others.
+
+    A group runs all its modules in each of its layers.
+    """
+    groups: dict[int, list[_Found]] = defaultdict(list)
+    for item in members:
+        groups[item.numbers[0]].append(item)
+    each = num_layers / len(groups)
+    order = [item for layer in range(num_layers) for item in groups[min(int(layer / each), len(groups) - 1)]]
     calls: dict[int, int] = defaultdict(int)
-    for layer in range(num_layers):
-        item = members[min(int(layer / each), len(members) - 1)]
+    for layer, item in enumerate(order):
         yield _site(model, item, stack, layer, calls[id(item.module)])
         calls[id(item.module)] += 1
 
