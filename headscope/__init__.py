@@ -8,29 +8,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headscope.attention.reference import MultiHeadAttention as MultiHeadAttention
+    from headscope.attention.torch_attention import efficient_mha as efficient_mha
+    from headscope.attention.torch_mha import MultiHeadAttentionTorch as MultiHeadAttentionTorch
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads.analysis import analyze as analyze
     from headscope.heads.lesson import analyze_head_patterns as analyze_head_patterns
     from headscope.heads.lesson import extract_attention_patterns as extract_attention_patterns
     from headscope.models.loading import load as load
+    from headscope.proof.explain import explain_head as explain_head
+    from headscope.proof.verify import read_reference as read_reference
+    from headscope.proof.verify import verify as verify
 
 __version__ = "0.1.0"
 
 _HOME = {
     "HeadscopeError": "headscope.errors",
+    "MultiHeadAttention": "headscope.attention.reference",
+    "MultiHeadAttentionTorch": "headscope.attention.torch_mha",
     "analyze": "headscope.heads.analysis",
     "analyze_head_patterns": "headscope.heads.lesson",
+    "efficient_mha": "headscope.attention.torch_attention",
+    "explain_head": "headscope.proof.explain",
     "extract_attention_patterns": "headscope.heads.lesson",
     "load": "headscope.models.loading",
+    "read_reference": "headscope.proof.verify",
+    "verify": "headscope.proof.verify",
 }
 
 __all__ = [
     "HeadscopeError",
+    "MultiHeadAttention",
+    "MultiHeadAttentionTorch",
     "__version__",
     "analyze",
     "analyze_head_patterns",
+    "efficient_mha",
+    "explain_head",
     "extract_attention_patterns",
     "load",
+    "read_reference",
+    "verify",
 ]
 
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas
 
+    from headscope.attention.explain import Step
+
 ANALYSIS_SCHEMA = "headscope/analysis@1"
 
 
@@ -284,4 +286,40 @@ class Verification:
             "dtype": self.dtype,
             "warnings": list(self.warnings),
             "versions": dict(self.versions),
+        }
+
+
+@dataclass(frozen=True)
+class HeadExplanation:
+    """One head's computation, step by step.
+
+    Attributes:
+        name: `L5H3`.
+        tokens: Labels of the query tokens and of the key tokens.
+        steps: In order, each with its formula, shape and first numbers.
+    """
+
+    name: str
+    stack: str
+    tokens: tuple[tuple[str, ...], tuple[str, ...]]
+    steps: tuple[Step, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `headscope verify --explain` prints as JSON; infinite scores are null."""
+        return {
+            "schema": "headscope/explain@1",
+            "name": self.name,
+            "stack": self.stack,
+            "queries": list(self.tokens[0]),
+            "keys": list(self.tokens[1]),
+            "steps": [
+                {
+                    "name": step.name,
+                    "formula": step.formula,
+                    "shape": list(step.shape),
+                    "axes": list(step.axes),
+                    "values": [[v if np.isfinite(v) else None for v in row] for row in step.values.tolist()],
+                }
+                for step in self.steps
+            ],
         }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +11,7 @@ import headscope
 from headscope.cli import inputs, options
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_directory, check_target
+from headscope.cli.progress import progress
 from headscope.errors import InputError
 from headscope.heads.selection import parse_selection
 
@@ -117,7 +114,7 @@ def analyze(
         sequences = inputs.parse_ids(ids)
         images, sounds = inputs.check_files(image, "image"), inputs.check_files(audio, "sound")
         inputs.check_combination(texts, sequences, decoder_text, images or sounds)
-        with _progress(quiet, debug):
+        with progress("loading the model and measuring …", quiet, debug):
             _seed_everything(seed)
             analysis = headscope.analyze(
                 model,
@@ -125,7 +122,7 @@ def analyze(
                 tokenizer=tokenizer,
                 layer=layer,
                 head=head,
-                stack=_names(stack),
+                stack=options.names(stack),
                 rules=rules,
                 metrics=metrics,
                 engine=engine,
@@ -170,11 +167,6 @@ def _check_pictures(heatmaps: Path | None, weights: Path | None, force: bool) ->
     check_directory(heatmaps if heatmaps.is_dir() else heatmaps.parent)
 
 
-def _names(stack: Sequence[str] | None) -> list[str] | None:
-    names = [name.strip() for given in stack or [] for name in given.split(",")]
-    return [name for name in names if name] or None
-
-
 def _seed_everything(seed: int) -> None:
     """A few architectures draw random numbers in the forward pass (hashing, random blocks, masks)."""
     import random
@@ -185,21 +177,6 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-@contextmanager
-def _progress(quiet: bool, debug: bool) -> Iterator[None]:
-    """A spinner on a terminal; Python warnings of other libraries stay out of the output unless `debug`."""
-    with warnings.catch_warnings():
-        if not debug:
-            warnings.simplefilter("ignore")
-        if quiet or not sys.stderr.isatty():
-            yield
-            return
-        from rich.console import Console
-
-        with Console(file=sys.stderr).status("loading the model and measuring …"):
-            yield
 
 
 def _tell(analysis: Analysis, quiet: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 from headscope import __version__
 from headscope.cli.analyze import analyze
 from headscope.cli.errors import report
+from headscope.cli.verify import verify
 
 app = typer.Typer(
     help="What every attention head of a transformer does: measured, labelled, shown.",
@@ -20,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(analyze)
+app.command()(verify)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -151,3 +152,9 @@ Seed = Annotated[
     int,
     typer.Option("--seed", min=0, max=2**32 - 1, metavar="N", help="For everything random.", rich_help_panel=_MODEL),
 ]
+
+
+def names(given: Sequence[str] | None) -> list[str] | None:
+    """Names from an option that may be repeated or hold several with commas; None for none."""
+    found = [name.strip() for part in given or [] for name in part.split(",")]
+    return [name for name in found if name] or None

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from headscope.capture.session import SiteFacts
 from headscope.heads.statistics import Layer
 from headscope.models.loading import LoadedModel
+from headscope.models.text_config import text_config
 from headscope.results import ModelInfo, Stack
 
 
@@ -33,7 +34,7 @@ def model_info(loaded: LoadedModel, facts: Mapping[Layer, SiteFacts]) -> ModelIn
     stacks: dict[str, list[SiteFacts]] = {}
     for (name, _), fact in facts.items():
         stacks.setdefault(name, []).append(fact)
-    config = loaded.model.config.get_text_config()
+    config = text_config(loaded.model)
     hidden = getattr(config, "hidden_size", None)
     return ModelInfo(
         name=loaded.name,

@@ -10,6 +10,7 @@ from torch import Tensor
 from headscope.capture.feed import Axis
 from headscope.errors import InputError
 from headscope.models.inputs import Batch, TokenAxis
+from headscope.models.tokens import join_labels
 
 
 def token_groups(batch: Batch, words: bool, exclude_special: bool) -> Callable[[str, Axis], Tensor]:
@@ -51,8 +52,8 @@ def token_labels(batch: Batch, name: str, text: int, size: int, words: bool, exc
     axis = batch.axes.get(name)
     if axis is None:
         return tuple(str(i) for i in range(size))
-    merged: dict[int, str] = {}
+    merged: dict[int, list[str]] = {}
     for label, group in zip(axis.labels[text], group_numbers(axis, text, words, exclude_special), strict=True):
         if group >= 0:
-            merged[group] = merged.get(group, "") + label
-    return tuple(merged[g] for g in sorted(merged))
+            merged.setdefault(group, []).append(label)
+    return tuple(join_labels(merged[g]) for g in sorted(merged))

@@ -15,6 +15,7 @@ from headscope.models.limits import decoder_limit
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
 from headscope.models.signature import takes
+from headscope.models.text_config import text_config
 from headscope.models.text_inputs import describe_ids, shorten, text_sequences
 from headscope.models.tokens import TokenReader
 
@@ -120,7 +121,7 @@ def start_token(loaded: LoadedModel) -> int:
     """
     config, generation = loaded.model.config, getattr(loaded.model, "generation_config", None)
     for role in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
-        for place in (config, generation, config.get_text_config(decoder=True)):
+        for place in (config, generation, text_config(loaded.model, decoder=True)):
             number = getattr(place, role, None)
             if isinstance(number, int):
                 return number
@@ -131,7 +132,7 @@ def start_token(loaded: LoadedModel) -> int:
 
 
 def _ends(loaded: LoadedModel) -> set[int]:
-    config, tokenizer = loaded.model.config.get_text_config(decoder=True), loaded.tokenizer
+    config, tokenizer = text_config(loaded.model, decoder=True), loaded.tokenizer
     eos, own = getattr(config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)
     ends = set(eos) if isinstance(eos, list) else {eos}
     return {n for n in ends | {own} | {getattr(config, "pad_token_id", None)} if n is not None}

@@ -32,6 +32,7 @@ from headscope.models.loading import LoadedModel
 from headscope.models.media_inputs import media_example
 from headscope.models.ready_tensors import ready_axis
 from headscope.models.signature import takes
+from headscope.models.text_config import text_config
 from headscope.models.text_inputs import check_texts, id_sequences, shorten, text_sequences
 
 __all__ = ["Batch", "Prepared", "TokenAxis", "prepare"]
@@ -155,7 +156,7 @@ def _text_batch(loaded: LoadedModel, rows: Sequence[TokenSequence]) -> tuple[dic
 
 def _padding(loaded: LoadedModel) -> int:
     """A token that exists; which one does not matter behind the mask, except to models that count positions by it."""
-    config = loaded.model.config.get_text_config()
+    config = text_config(loaded.model)
     number = getattr(config, "pad_token_id", None)
     return number if isinstance(number, int) and 0 <= number < getattr(config, "vocab_size", number + 1) else 0
 

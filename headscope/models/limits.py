@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from headscope.models.text_config import text_config
+
 TEXT_LIMITS = ("max_position_embeddings", "max_encoder_position_embeddings")
 DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 UNSET_LENGTH = 1_000_000  # tokenizers without a limit say something above this
@@ -18,7 +20,7 @@ def text_limit(
     `wanted` may be beyond what a rotary model was trained on, but never beyond a table of positions. Models with
     relative positions only have no limit, whatever their tokenizer says.
     """
-    config = model.config.get_text_config()
+    config = text_config(model)
     limit = _configured(config, TEXT_LIMITS)
     if limit is None:
         return wanted
@@ -31,7 +33,7 @@ def text_limit(
 
 def decoder_limit(model: PreTrainedModel) -> int | None:
     """Tokens that an encoder-decoder's decoder takes; None where nothing limits them."""
-    return _configured(model.config.get_text_config(decoder=True), DECODER_LIMITS)
+    return _configured(text_config(model, decoder=True), DECODER_LIMITS)
 
 
 def _configured(config: object, names: tuple[str, ...]) -> int | None:
@@ -61,5 +63,5 @@ def vocabulary_size(model: PreTrainedModel) -> int | None:
         embedding = None
     if isinstance(embedding, nn.Embedding):
         return embedding.num_embeddings
-    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    size = getattr(text_config(model), "vocab_size", None)
     return size if isinstance(size, int) else None

@@ -13,6 +13,7 @@ from headscope.models.checkpoint import first_line
 from headscope.models.limits import vocabulary_size
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
+from headscope.models.text_config import text_config
 from headscope.models.tokens import SPECIAL_ROLES, TokenReader
 
 TOKENIZER_HINT = "name another one with --tokenizer, or give token ids with --ids"
@@ -101,8 +102,10 @@ def describe_ids(
     With `start` the first token is a decoder's start, special whatever else it stands for.
     """
     if reader is None:
-        config = model.config.get_text_config()
-        known = {getattr(config, f"{role}_token_id", None) for role in (*SPECIAL_ROLES, "decoder_start")}
+        config = text_config(model)
+        named = [getattr(config, f"{role}_token_id", None) for role in (*SPECIAL_ROLES, "decoder_start")]
+        # Several end tokens are a list.
+        known = {n for one in named for n in (one if isinstance(one, list | tuple) else [one])}
         special = tuple(n in known or (start and i == 0) for i, n in enumerate(ids))
         return TokenSequence(tuple(ids), special, tuple(str(n) for n in ids), tuple(range(len(ids))))
     special = tuple(n in reader.special or (start and i == 0) for i, n in enumerate(ids))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headscope.models.inputs import Batch, prepare
 from headscope.models.loading import LoadedModel
+from headscope.models.text_config import text_config
 
 # Of different lengths, so that one of them is padded.
 TEXTS = ("The cat sat on the mat because it was tired.", "Heads look at other words.")
@@ -38,7 +39,7 @@ def verification_batch(
 
 def _random_ids(loaded: LoadedModel, seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    vocabulary = int(getattr(loaded.model.config.get_text_config(), "vocab_size", 100))
+    vocabulary = int(getattr(text_config(loaded.model), "vocab_size", 100))
     return [torch.randint(0, vocabulary, (n,), generator=generator).tolist() for n in (13, 8)]
 
 

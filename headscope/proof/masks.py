@@ -45,6 +45,8 @@ def plan_masks(record: SiteRecord, query: Axis, key: Axis) -> list[MaskPlan]:
     if theirs is None:
         ahead = record.call.weights.triu(1) if record.call.weights.shape[-1] > 1 else record.call.weights
         return declared + ([] if bool(ahead.any()) else [MaskPlan(True, "causal")])
+    if graded(record):
+        return [MaskPlan(False)]
     for plan in declared:
         if torch.equal(_counted(blocked(plan, record, query, key), query), _counted(theirs, query)):
             return [plan]
@@ -55,6 +57,8 @@ def blocked(plan: MaskPlan, record: SiteRecord, query: Axis, key: Axis) -> Tenso
     """bool (batch, 1, query, key), True where a row may not look."""
     padding = ~key.valid[:, None, None, :].cpu()
     rows, keys = query.special.shape[1], key.special.shape[1]
+    if not plan.own and graded(record) and _is_boolean(record):
+        return torch.zeros(1, 1, rows, keys, dtype=torch.bool)
     if not plan.own:
         theirs = model_blocked(record, query, key)
         return padding.expand(-1, -1, rows, -1) if theirs is None else theirs
@@ -79,6 +83,23 @@ def model_blocked(record: SiteRecord, query: Axis, key: Axis) -> Tensor | None:
     if arguments.mask is None:
         return torch.zeros(batch, 1, rows, keys, dtype=torch.bool)
     return ~open_cells(arguments.mask, rows, keys).expand(batch, 1, rows, keys).cpu()
+
+
+def graded(record: SiteRecord) -> bool:
+    """Whether the model's mask is more than open or closed: scores of its own, added to those of queries and keys."""
+    mask = None if record.call.arguments is None else record.call.arguments.mask
+    if mask is None:
+        return False
+    if mask.dtype == torch.bool:
+        # Some models add a boolean mask instead of masking with it: then what it hides has weight all the same.
+        seen = open_cells(mask, *record.call.weights.shape[-2:])
+        return bool(record.call.weights.masked_fill(seen, 0).any())
+    return bool((mask[mask > torch.finfo(mask.dtype).min / 2] != 0).any())
+
+
+def _is_boolean(record: SiteRecord) -> bool:
+    arguments = record.call.arguments
+    return arguments is not None and arguments.mask is not None and arguments.mask.dtype == torch.bool
 
 
 def _counted(mask: Tensor, query: Axis) -> Tensor:
@@ -109,4 +130,5 @@ def _sizes(site: Site, record: SiteRecord) -> list[int]:
     found = [options.get("sliding_window"), record.arguments.get("sliding_window")]
     for owner in (site.module, config):
         found += [getattr(owner, n, None) for n in _WINDOWS]
-    return list(dict.fromkeys(v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0))
+    sizes = [v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+    return list(dict.fromkeys(sizes))

@@ -22,7 +22,7 @@ from headscope.proof.backends import NumPy
 from headscope.proof.bias import BiasPlan, given_bias, shown_biases
 from headscope.proof.masks import MaskPlan, plan_masks
 from headscope.proof.norms import Norm, has_norm, norm_of
-from headscope.proof.record import SiteRecord
+from headscope.proof.record import PROJECTION_INPUT, SiteRecord
 from headscope.proof.rotary import Rotation, angles, rotations
 
 # Relative to the largest value: what tells a scheme that is ours from one that is not, by the model's dtype.
@@ -52,6 +52,7 @@ class Plan:
         bias: What is added to the scores, None for nothing.
         mask: Who may look at whom.
         softcap, sinks: As in `reference.attention`.
+        sinks_after: The weights are those without sinks, which only scale the heads' results.
         between: Something of the model lies between the heads' results and the output projection.
         borrowed: Queries and keys are the model's own, since how they get their positions is not ours.
     """
@@ -67,6 +68,7 @@ class Plan:
     mask: MaskPlan
     softcap: float | None = None
     sinks: Tensor | None = None
+    sinks_after: bool = False
     between: bool = False
     borrowed: bool = False
 
@@ -92,7 +94,9 @@ def make_plan(model: nn.Module, record: SiteRecord, query: Axis, key: Axis, tabl
     masks = plan_masks(record, query, key)
     if record.call.arguments is None:
         return _plan_from_weights(record, weights, masks, query, key)
-    return _plan_from_arguments(record, weights, masks[0], table)
+    plan = _plan_from_arguments(record, weights, masks[0], table)
+    after = replace(plan, sinks_after=True)
+    return after if plan.sinks is not None and _fits(after, record, query, key) else plan
 
 
 # ------------------------------------------------------------------ modules that show their queries and keys
@@ -244,24 +248,54 @@ def _same_lengths(
 
 # ------------------------------------------------------------------ modules that show only their weights
 def _plan_from_weights(record: SiteRecord, weights: HeadWeights, masks: list[MaskPlan], query: Axis, key: Axis) -> Plan:
-    from headscope.proof.rebuild import rebuild
-
     dim = weights.query.shape[1]
-    sources = _sources(record, weights.query.shape[-1])
-    target = record.call.weights.double().cpu().numpy()
-    valid = query.valid.cpu().numpy()[:, None, :, None]
-    base = Plan(weights, (sources[0],) * 3, _norms(record, weights), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
+    sources = _shown_sources(record, weights)
+    base = Plan(weights, (*sources,), _norms(record, weights), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
     for bias in shown_biases(record, weights.query.shape[0], dim):
         terms = 0 if bias is None else bias.terms
         scales = list(dict.fromkeys(((dim * (1 + terms)) ** -0.5, dim**-0.5, *_factors(record))))
         for (order, rotation), scale, mask in product(_orders(base, record), scales, masks):
             plan = replace(base, order=order, rotation=rotation, scale=scale, bias=bias, mask=mask)
-            rebuilt = rebuild(plan, record, NumPy(), query, key)
-            if rebuilt is None or rebuilt.weights.shape != target.shape:
-                continue
-            if np.abs((rebuilt.weights - target) * valid).max() < MATCH[record.call.weights.dtype]:
+            if _fits(plan, record, query, key):
                 return plan
     raise NotRebuilt(f"{record.site.path}: its weights follow from none of the schemes that we have")
+
+
+def _fits(plan: Plan, record: SiteRecord, query: Axis, key: Axis) -> bool:
+    """Whether a plan gives the model's weights, and its heads' results where these are all that is projected."""
+    from headscope.proof.rebuild import rebuild
+
+    rebuilt = rebuild(plan, record, NumPy(), query, key)
+    if rebuilt is None:
+        return False
+    valid = query.valid.cpu().numpy()
+    off = np.abs(rebuilt.weights - record.call.weights.double().cpu().numpy()) * valid[:, None, :, None]
+    if off.max() >= MATCH[record.call.weights.dtype]:
+        return False
+    if record.call.arguments is not None or record.merged is None or rebuilt.context.size != record.merged.numel():
+        return True
+    batch, heads, rows, dim = rebuilt.context.shape
+    merged = record.merged.double().cpu().numpy().reshape(batch, rows, heads, dim).swapaxes(1, 2)
+    real = valid[:, None, :, None]
+    return _close(rebuilt.context * real, merged * real, record.call.weights.dtype)
+
+
+def _shown_sources(record: SiteRecord, weights: HeadWeights) -> tuple[tuple[str, ...], ...]:
+    """What queries, keys and values are made of in a module that shows none of them.
+
+    Raises:
+        NotRebuilt: Its input has not the shape that its weights ask for.
+    """
+    batch, _, rows, keys = record.call.weights.shape
+    found = []
+    for end, (role, length) in enumerate((("query", rows), ("key", keys), ("value", keys))):
+        width = (weights.query, weights.key, weights.value)[end].shape[-1]
+        fit = [s for s in _sources(record, width) if source_tensor(record, s).shape[:2] == (batch, length)]
+        own = [s for s in fit if s == (PROJECTION_INPUT[role],)]
+        if not fit:
+            raise NotRebuilt(f"{record.site.path}: its {role} has no input of one row a token")
+        found.append((own or fit)[0])
+    return tuple(found)
 
 
 # ------------------------------------------------------------------ inputs
@@ -275,15 +309,16 @@ def source_tensor(record: SiteRecord, names: tuple[str, ...]) -> Tensor:
 
 
 def _sources(record: SiteRecord, width: int) -> list[tuple[str, ...]]:
-    """The inputs that fit a projection, one by one, then the sums of two."""
-    names = [n for n, t in record.tensors.items() if t.shape[-1] == width]
+    """The inputs that fit a projection: the module's one by one, sums of two, then what entered the projections."""
+    fit = [n for n, t in record.tensors.items() if t.shape[-1] == width]
+    names = [n for n in fit if n not in PROJECTION_INPUT.values()]
     pairs = [
         (a, b)
         for i, a in enumerate(names)
         for b in names[i + 1 :]
-        if record.tensors[a].shape[-2] == record.tensors[b].shape[-2]
+        if record.tensors[a].shape == record.tensors[b].shape
     ]
-    return [(n,) for n in names] + pairs
+    return [(n,) for n in names] + pairs + [(n,) for n in fit if n not in names]
 
 
 def _match_source(record: SiteRecord, weight: Tensor, bias: Tensor | None, model: Tensor) -> tuple[str, ...] | None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headscope.capture.feed import Axis
 from headscope.proof.backends import Backend
 from headscope.proof.bias import bias_tensor
-from headscope.proof.masks import blocked
+from headscope.proof.masks import blocked, graded
 from headscope.proof.plan import Plan, ends
 from headscope.proof.record import SiteRecord, to_float
 
@@ -39,15 +40,28 @@ def rebuild(plan: Plan, record: SiteRecord, backend: Backend, query: Axis, key: 
     if q is None or k is None:
         return None
     options: dict[str, Any] = {"scale": plan.scale, "mask": backend.array(blocked(plan.mask, record, query, key))}
-    if plan.bias is not None:
-        options["bias"] = backend.array(bias_tensor(plan.bias, record))
+    added = _added(plan, record)
+    if added is not None:
+        options["bias"] = backend.array(added)
     if plan.softcap is not None:
         options["softcap"] = plan.softcap
     if plan.sinks is not None:
         options["sinks"] = backend.array(plan.sinks)
     context, weights = backend.attend(q, k, v, **options)
+    if plan.sinks_after:
+        weights = backend.attend(q, k, v, **{**options, "sinks": None})[1]
     output, projected = _output(plan, record, backend, context)
     return Rebuilt(backend.numpy(weights), backend.numpy(context), output, projected)
+
+
+def _added(plan: Plan, record: SiteRecord) -> Tensor | None:
+    """What is added to the scores: the bias, and a mask that is more than open or closed."""
+    bias = None if plan.bias is None else bias_tensor(plan.bias, record)
+    if plan.mask.own or not graded(record):
+        return bias
+    assert record.call.arguments is not None and record.call.arguments.mask is not None
+    mask = to_float(record.call.arguments.mask)[..., : record.call.weights.shape[-1]]
+    return mask if bias is None else mask + bias
 
 
 def _ends(plan: Plan, record: SiteRecord, backend: Backend) -> tuple[Any, Any, Any]:

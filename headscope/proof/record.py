@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -21,13 +21,18 @@ from headscope.models.sites import Site
 BIAS_METHOD = "disentangled_attention_bias"
 
 
+# The names under which a record keeps what entered the projections themselves.
+PROJECTION_INPUT = {role: f"input of the {role} projection" for role in ("query", "key", "value")}
+
+
 @dataclass
 class SiteRecord:
     """One site's computation.
 
     Attributes:
         call: The attention weights, and what the attention function was given where the module calls one.
-        tensors: The module's floating-point tensor arguments of shape (batch, n, features), by name.
+        tensors: The module's floating-point tensor arguments as (batch, n, features), by name, and what entered its
+            projections under the names of `PROJECTION_INPUT`.
         rotations: Its (cos, sin) arguments, or complex rotations as such pairs.
         merged: (batch, query, features), the input of the output projection; None where there is none.
         output: (batch, query, features), the output of the output projection; None where there is none.
@@ -58,6 +63,7 @@ class _Module:
     merged: Tensor | None = None
     output: Tensor | None = None
     bias: Tensor | None = None
+    entering: dict[str, Tensor] = field(default_factory=dict)
 
 
 def record(
@@ -85,13 +91,14 @@ def record(
 
 
 def _record(call: Call, state: _Module) -> SiteRecord:
-    tensors, rotations = _arguments(call.site.module, state)
+    tensors, rotations = _arguments(state)
+    tensors |= {name: _as_sequence(t) for name, t in state.entering.items() if t.ndim in (2, 3, 4)}
     return SiteRecord(call, tensors, rotations, state.kwargs, state.merged, state.output, state.bias)
 
 
 @contextmanager
 def _watched(model: nn.Module, site: Site, seen: dict[int, _Module]) -> Iterator[None]:
-    """Hooks on a module and on its output projection, wherever that sits."""
+    """Hooks on a module and on its projections, wherever the output projection sits."""
     module, key = site.module, id(site.module)
     handles = []
 
@@ -102,24 +109,30 @@ def _watched(model: nn.Module, site: Site, seen: dict[int, _Module]) -> Iterator
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and seen[key].output is None:
             seen[key].merged, seen[key].output = args[0], output
 
+    def entering(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor):
+                seen[key].entering.setdefault(name, args[0])
+
+        return keep
+
     handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-    output = _output_module(model, site)
-    if output is not None:
-        handles.append(output.register_forward_hook(projected))
+    try:
+        found = projections(site, model=model)
+    except ModelError:  # not plain projections: the reason is given where the weights are read
+        found = None
+    for role in ("query", "key", "value") if found is not None else ():
+        owner = getattr(found, role).weight.owner
+        if owner is not module:
+            handles.append(owner.register_forward_pre_hook(entering(PROJECTION_INPUT[role])))
+    if found is not None and found.output is not None and found.output.weight.owner is not module:
+        handles.append(found.output.weight.owner.register_forward_hook(projected))
     try:
         with _watched_bias(module, seen, key):
             yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _output_module(model: nn.Module, site: Site) -> nn.Module | None:
-    try:
-        found = projections(site, model=model).output
-    except ModelError:  # not plain projections: the reason is given where the weights are read
-        return None
-    return None if found is None else found.weight.owner
 
 
 @contextmanager
@@ -141,20 +154,22 @@ def _watched_bias(module: nn.Module, seen: dict[int, _Module], key: int) -> Iter
         delattr(module, BIAS_METHOD)
 
 
-def _arguments(module: nn.Module, state: _Module) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
+def _arguments(state: _Module) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
     given = {f"argument {i}": v for i, v in enumerate(state.args)} | state.kwargs
     tensors, rotations = {}, []
     for name, value in given.items():
         if isinstance(value, Tensor) and value.is_complex():
             rotations.append((value.real, value.imag))
-        elif isinstance(value, Tensor) and value.is_floating_point():
-            if value.ndim == 3:
-                tensors[name] = value
-            elif value.ndim == 2:
-                tensors[name] = value[None]
+        elif isinstance(value, Tensor) and value.is_floating_point() and value.ndim in (2, 3, 4):
+            tensors[name] = _as_sequence(value)
         elif isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, Tensor) for v in value):
             rotations.append((value[0], value[1]))
     return tensors, rotations
+
+
+def _as_sequence(tensor: Tensor) -> Tensor:
+    """(batch, n, features): one sequence of packed tokens, or an image's rows one after the other."""
+    return tensor[None] if tensor.ndim == 2 else tensor.flatten(1, 2) if tensor.ndim == 4 else tensor
 
 
 def to_float(tensor: Tensor) -> Tensor:

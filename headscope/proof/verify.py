@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headscope.capture.feed import Axis, matrix_of, readable
+from headscope.capture.feed import Axis, readable
 from headscope.errors import InputError, ModelError
 from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import versions
@@ -87,15 +87,21 @@ def verify(
     """
     if backend not in BACKENDS:
         raise InputError(f"unknown backend '{backend}'", f"Backends: {', '.join(BACKENDS)}.")
-    options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
+    options = {
+        "revision": revision,
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+    }
     layers = parse_selection("layer", layer)
-    loaded = _loaded(model, tokenizer, processor, trust_remote_code, options)
+    loaded = loaded_model(model, tokenizer, processor, options)
     sites = find_sites(loaded.model)
     wanted = {(s.stack, s.layer) for s in select_sites(sites, stack, layers, loaded.name)}
     if reference is None:
-        source = loaded if checkpoint is None else _loaded(checkpoint, tokenizer, processor, trust_remote_code, options)
+        source = loaded if checkpoint is None else loaded_model(checkpoint, tokenizer, processor, options)
         batch = verification_batch(loaded, text, inputs, seed)
-        reference = _read(source, batch, wanted, copy=False)
+        reference = read_plans(source, batch, wanted, copy=False)
     records, silent = record(loaded.model, sites, reference.batch.inputs)
     backends = [kind() for kind in BACKENDS[backend]]
     checks: list[SiteCheck] = []
@@ -124,23 +130,21 @@ def read_reference(
         text, tokenizer, inputs, seed: As in `verify`; later checks run on the same input.
     """
     loaded = wrap_model(model, tokenizer=tokenizer)
-    return _read(loaded, verification_batch(loaded, text, inputs, seed), None, copy=True)
+    return read_plans(loaded, verification_batch(loaded, text, inputs, seed), None, copy=True)
 
 
 # ------------------------------------------------------------------ our side
-def _loaded(
-    model: str | PreTrainedModel | None,
-    tokenizer: Any,
-    processor: Any,
-    trust_remote_code: bool,
-    options: dict[str, Any],
+def loaded_model(
+    model: str | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
 ) -> LoadedModel:
+    """The caller's own model as it is, or one loaded by name with `options`."""
     if isinstance(model, PreTrainedModel):
         return wrap_model(model, tokenizer=tokenizer, processor=processor)
-    return load_model(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code, **options)
+    return load_model(model, tokenizer=tokenizer, **options)
 
 
-def _read(loaded: LoadedModel, batch: Batch, wanted: set[_Layer] | None, copy: bool) -> Reference:
+def read_plans(loaded: LoadedModel, batch: Batch, wanted: set[_Layer] | None = None, copy: bool = False) -> Reference:
+    """The plans of the wanted layers (None for all); with `copy` they stay as they are when the model changes."""
     sites = find_sites(loaded.model)
     records, _ = record(loaded.model, sites, batch.inputs)
     tables = _bias_tables(records)
@@ -151,9 +155,8 @@ def _read(loaded: LoadedModel, batch: Batch, wanted: set[_Layer] | None, copy: b
         if wanted is not None and key not in wanted:
             continue
         try:
-            readable(found.call, len(batch.order))
-            query, keys = _axes(found, batch)
-            matrix_of(found.call, query, keys)
+            readable(found.call, found.call.weights.shape[0])
+            query, keys = axes_of(found, batch)
             plan = make_plan(loaded.model, found, query, keys, tables.get(found.site.stack))
             plans[key] = replace(plan, weights=plan.weights.clone()) if copy else plan
         except ModelError as reason:
@@ -172,22 +175,22 @@ def _bias_tables(records: Sequence[SiteRecord]) -> dict[str, nn.Module]:
     return found
 
 
-def _axes(found: SiteRecord, batch: Batch) -> tuple[Axis, Axis]:
+def axes_of(found: SiteRecord, batch: Batch) -> tuple[Axis, Axis]:
+    """What a record's rows and columns are."""
     weights = found.call.weights
     axes = []
     for name, dim in ((found.site.query_axis, -2), (found.site.key_axis, -1)):
         known = batch.axes.get(name)
-        axes.append(
-            Axis.plain(weights.shape[0], weights.shape[dim], torch.device("cpu"))
-            if known is None
-            else Axis(known.lengths, known.special)
-        )
+        if known is not None and tuple(known.special.shape) == (weights.shape[0], weights.shape[dim]):
+            axes.append(Axis(known.lengths, known.special))
+        else:
+            axes.append(Axis.plain(weights.shape[0], weights.shape[dim], torch.device("cpu")))
     return axes[0], axes[1]
 
 
 # ------------------------------------------------------------------ the comparison
 def _checked(plan: Plan, found: SiteRecord, batch: Batch, backend: Backend) -> SiteCheck:
-    query, key = _axes(found, batch)
+    query, key = axes_of(found, batch)
     rebuilt = rebuild(plan, found, backend, query, key)
     if rebuilt is None:
         raise ModelError(f"{found.site.path}: its positions do not fit the reference's", "Read the reference anew.")
