@@ -117,6 +117,12 @@ def test_attention_without_plain_heads_says_what_it_is(model_class, config, reas
             read_weights(site)
 
 
+def test_children_that_change_the_projections_are_refused():
+    with pytest.raises(NotPlain, match="adapters are added"):
+        read_weights(site_of(attention(linear_q_adapter_list=nn.ModuleList([nn.Linear(5, 6)]))))
+    assert read_weights(site_of(attention(linear_q_adapter_list=nn.ModuleList([nn.Identity()])))).query.shape[0] == 2
+
+
 def test_the_module_of_torch_and_unknown_names_say_so():
     with pytest.raises(NotPlain, match="MultiheadAttention"):
         head_shape(site_of(nn.MultiheadAttention(8, 2)))

@@ -21,6 +21,13 @@ ARRANGEMENTS = {
 # Types whose queries, keys or values are more than a projection of the input, with what they are.
 NOT_PLAIN = {
     "diffllama": "differential attention, whose values are shared between pairs of heads",
+    "neomme": "embeddings of the tokens are added to its values",
+}
+
+# What children of an attention module change its queries, keys or values with, by a piece of their names.
+NOT_PLAIN_CHILDREN = {
+    "adapter": "adapters are added to its projections",
+    "sconv": "its keys and values run through a convolution over tokens",
 }
 
 # Classes that compute what torch's Linear does and say so in their own words, by name: themselves a Linear, or around

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from headscope.errors import ModelError
-from headscope.models.exceptions import NOT_PLAIN, PLAIN_LINEARS, PLAIN_WRAPPERS
+from headscope.models.exceptions import NOT_PLAIN, NOT_PLAIN_CHILDREN, PLAIN_LINEARS, PLAIN_WRAPPERS
 from headscope.models.layouts import Layout
 from headscope.models.sites import Site
 
@@ -94,7 +94,7 @@ def find_parts(site: Site) -> Parts:
         NotPlain: Its layout is not known, or a projection is not plain.
     """
     layout = site.layout
-    reason = NOT_PLAIN.get(model_type(site.module))
+    reason = NOT_PLAIN.get(model_type(site.module)) or _changed_by_children(site.module)
     if layout is None or reason is not None:
         raise NotPlain(
             f"{site.path} has no weights of its own for each head: {reason or _unknown(site.module)}",
@@ -133,6 +133,11 @@ def _descendant(module: nn.Module, path: str) -> nn.Module | None:
 def model_type(module: nn.Module) -> str:
     """The model type in a module's config, empty where it has none."""
     return str(getattr(getattr(module, "config", None), "model_type", ""))
+
+
+def _changed_by_children(module: nn.Module) -> str | None:
+    names = [name for name, child in module.named_children() if next(child.parameters(), None) is not None]
+    return next((why for piece, why in NOT_PLAIN_CHILDREN.items() if any(piece in name for name in names)), None)
 
 
 def _unknown(module: nn.Module) -> str:
