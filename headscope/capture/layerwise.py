@@ -155,6 +155,11 @@ class _Recorder:
         self.entered: set[int] = set()
         self.handed: dict[int, Tensor] = {}
         self.failure: Exception | None = None
+        self.thread = threading.get_ident()
+
+    def watches(self, module: nn.Module) -> bool:
+        """Whether a module that now runs is one of ours, in our own forward pass and not in another thread's."""
+        return id(module) in self.sites and threading.get_ident() == self.thread
 
     def modules(self) -> list[nn.Module]:
         return [sites[0].module for sites in self.sites.values()]
@@ -199,12 +204,11 @@ def _listening(recorder: _Recorder) -> Iterator[None]:
 
 def _recorded(function: Callable[..., Any], recorder: _Recorder) -> Callable[..., Any]:
     """`function` as it is, but the weights of the recorder's modules are shown to it."""
-    owner = threading.get_ident()
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = function(module, *args, **kwargs)
         weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
-        if id(module) in recorder.sites and isinstance(weights, Tensor) and threading.get_ident() == owner:
+        if isinstance(weights, Tensor) and recorder.watches(module):
             given = {**kwargs, **dict(zip(_FUNCTION_ARGUMENTS, args, strict=False))}
             mask = given.get("attention_mask")
             masks = (mask,) if isinstance(mask, Tensor) else ()
@@ -235,10 +239,13 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
     before: dict[int, int] = {}
 
     def enter(module: nn.Module, args: Any) -> None:
-        recorder.entered.add(id(module))
-        before[id(module)] = recorder.calls[id(module)]
+        if recorder.watches(module):
+            recorder.entered.add(id(module))
+            before[id(module)] = recorder.calls[id(module)]
 
     def leave(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        if not recorder.watches(module):
+            return output
         if recorder.calls[id(module)] == before.get(id(module)):
             weights = _weights_in(output)
             if weights is not None:

@@ -211,7 +211,8 @@ def _left_out(wanted: tuple[Site, ...], capture: Capture) -> list[str]:
     for stack, layer in capture.unreadable:
         reasons.setdefault(stack, []).append(layer)
     for stack, numbers in reasons.items():
-        notes.append(f"{stack}: layers {ranges(sorted(numbers))} are left out: {capture.unreadable[stack, numbers[0]]}")
+        which = f"layer {numbers[0]} is" if len(numbers) == 1 else f"layers {ranges(sorted(numbers))} are"
+        notes.append(f"{stack}: {which} left out: {capture.unreadable[stack, numbers[0]]}")
     return notes
 
 

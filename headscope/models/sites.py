@@ -23,7 +23,7 @@ from headscope.models.layouts import Layout, layout_of
 
 _CROSS = re.compile(r"cross|enc(oder)?_?dec(oder)?_?att|encoder_att", re.IGNORECASE)
 _TOWERS = (
-    ("vision", re.compile(r"vision|visual|image|img|pixel|vit(?![a-z])", re.IGNORECASE)),
+    ("vision", re.compile(r"vision|visual|image|img|pixel|video|vit(?![a-z])", re.IGNORECASE)),
     ("audio", re.compile(r"audio|speech|wav|acoustic|sound", re.IGNORECASE)),
     ("text", re.compile(r"text|language", re.IGNORECASE)),
 )

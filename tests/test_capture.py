@@ -1,0 +1,427 @@
+"""Running somebody's model: what is captured is what it computes, and nothing of it stays changed."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    BertConfig,
+    BertModel,
+    CLIPModel,
+    DiffLlamaConfig,
+    DiffLlamaModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LongT5Config,
+    LongT5Model,
+    SwinConfig,
+    SwinModel,
+    T5ForConditionalGeneration,
+)
+
+import headscope
+from fixtures.building import build_family, example_inputs, reference_attentions
+from fixtures.families import FAMILIES
+from headscope.capture import layerwise
+from headscope.capture.layerwise import run
+from headscope.errors import HeadscopeError, ModelError, ResourceError
+from headscope.models.sites import find_sites
+
+IDS = list(range(20, 32))
+
+
+def tiny_bert(**options):
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, **options
+    )
+    return BertModel(config)
+
+
+def tiny_gpt2(**options):
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64, **options))
+
+
+def state_of(model):
+    """All that a caller could find changed."""
+    return {
+        "training": [m.training for m in model.modules()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
+        "order": [list(m._forward_hooks) for m in model.modules()],
+        "attention": [c._attn_implementation for c in layerwise._configs(model)],
+        "configs": [c.to_dict() for c in layerwise._configs(model)],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "grads": [p.grad is None for p in model.parameters()],
+        "forwards": [m.forward.__func__ for m in model.modules() if hasattr(m.forward, "__func__")],
+        "interface": AttentionInterface.get_interface,
+        "grad_mode": torch.is_grad_enabled(),
+        "random": torch.random.get_rng_state().tolist(),
+    }
+
+
+def unusual(model):
+    """A model as its owner may have set it up."""
+    model.train()
+    next(iter(model.children())).eval()
+    list(model.parameters())[1].requires_grad_(False)
+    seen = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: seen.append(1))
+    return model
+
+
+def with_dropout(name):
+    model = build_family(name)
+    for module in model.modules():
+        for key in ("dropout", "attention_dropout", "dropout_prob", "attn_dropout"):
+            if isinstance(getattr(module, key, None), float):
+                setattr(module, key, 0.5)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    return model
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta_v2", "gpt2", "bloom", "llama", "t5", "whisper", "clip"])
+def test_a_model_in_training_is_measured_as_in_evaluation_and_left_as_it_was(name):
+    model, inputs = unusual(with_dropout(name)), example_inputs(FAMILIES[name])
+    model.set_attn_implementation("sdpa" if name in ("bert", "gpt2", "llama", "clip", "whisper") else "eager")
+    before, weights = state_of(model), copy.deepcopy(model.state_dict())
+    result = headscope.analyze(model, inputs=inputs)
+    assert state_of(model) == before
+    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
+    assert result.heads == headscope.analyze(build_family(name), inputs=inputs).heads
+    assert not result.warnings
+
+
+def test_each_part_of_a_composite_keeps_its_own_attention():
+    model: CLIPModel = build_family("clip")
+    model.set_attn_implementation({"text_config": "sdpa", "vision_config": "eager"})
+    assert model.config.text_config._attn_implementation == "sdpa"
+    before = state_of(model)
+    result = headscope.analyze(model, inputs=example_inputs(FAMILIES["clip"]))
+    assert {h.stack for h in result.heads} == {"text", "vision"}
+    assert state_of(model) == before
+
+
+def test_a_decoder_text_is_generated_without_leaving_a_trace():
+    model: T5ForConditionalGeneration = build_family("t5")
+    before = state_of(model)
+    first, second = (headscope.analyze(model, ids=IDS) for _ in range(2))
+    assert {h.stack for h in first.heads} == {"encoder", "decoder", "cross"}
+    assert first.to_dict() == second.to_dict() and state_of(model) == before
+
+
+class Broken(Exception):
+    pass
+
+
+def broken_forward(*_):
+    raise Broken("boom\nmore")
+
+
+@pytest.mark.parametrize("family", [tiny_bert, tiny_gpt2])
+def test_a_model_that_fails_is_left_as_it_was(family):
+    model = unusual(family())
+    handle = list(model.modules())[-3].register_forward_pre_hook(broken_forward)
+    before = state_of(model)
+    with pytest.raises(ModelError, match=r"fails on this input: boom$") as error:
+        headscope.analyze(model, ids=IDS)
+    assert isinstance(error.value.__cause__, Broken) and state_of(model) == before
+    handle.remove()
+    assert len(headscope.analyze(model, ids=IDS).heads) == 4, "and works again"
+
+
+@pytest.mark.parametrize("fault", [Broken("ours"), KeyboardInterrupt()])
+def test_a_consumer_that_fails_is_not_taken_for_the_model(fault):
+    model = unusual(tiny_bert())
+    before = state_of(model)
+
+    def take(call):
+        raise fault
+
+    with pytest.raises(type(fault)) as error:
+        run(model, find_sites(model), {"input_ids": torch.tensor([IDS])}, take)
+    assert error.value is fault and state_of(model) == before
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
+                                   RuntimeError("DefaultCPUAllocator: not enough memory: you tried")])  # fmt: skip
+def test_too_little_memory_is_called_that(fault):
+    model = tiny_bert()
+
+    def full(*_):
+        raise fault
+
+    model.encoder.register_forward_pre_hook(full)
+    with pytest.raises(ResourceError, match=r"out of memory in the forward pass .*input_ids \(1, 12\)"):
+        headscope.analyze(model, ids=IDS)
+
+
+def test_two_models_in_two_threads_and_one_model_in_four():
+    models = {"bert": tiny_bert(), "gpt2": tiny_gpt2()}
+    alone = {name: headscope.analyze(model, ids=IDS).heads for name, model in models.items()}
+    original, found, faults = AttentionInterface.get_interface, [], []
+
+    def work(name):
+        try:
+            for _ in range(3):
+                found.append(headscope.analyze(models[name], ids=IDS).heads == alone[name])
+        except HeadscopeError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("bert", "gpt2", "bert", "gpt2", "bert")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults and found == [True] * 15
+    assert AttentionInterface.get_interface is original
+
+
+def test_two_models_that_share_a_config_do_not_disturb_each_other():
+    first = tiny_bert(attn_implementation="sdpa")
+    second = BertModel(first.config)
+    inner = []
+
+    def take(call):
+        if not inner:
+            inner.append(headscope.analyze(second, ids=IDS))
+
+    run(first, find_sites(first), {"input_ids": torch.tensor([IDS])}, take)
+    assert len(inner[0].heads) == 4 and first.config._attn_implementation == "sdpa"
+
+
+def test_another_threads_forward_is_not_recorded():
+    """Somebody uses the model while it is measured: his pass has other tokens and is his own."""
+    model = tiny_bert(attn_implementation="eager").eval()
+    shapes = []
+
+    def take(call):
+        shapes.append(call.weights.shape[-1])
+        if len(shapes) == 1:
+            other = threading.Thread(target=lambda: model(torch.tensor([[5, 6, 7]])))
+            other.start()
+            other.join()
+
+    run(model, find_sites(model), {"input_ids": torch.tensor([IDS])}, take)
+    assert shapes == [12, 12]
+
+
+# ------------------------------------------------------------------ what is captured
+@pytest.mark.parametrize("name", ["bert", "deberta_v2", "mistral", "gpt_oss", "bloom", "t5", "albert", "clip"])
+def test_both_engines_give_the_very_same_numbers(name):
+    model, inputs = build_family(name), example_inputs(FAMILIES[name])
+    layerwise_result = headscope.analyze(model, inputs=inputs, metrics="all", engine="layerwise")
+    full = headscope.analyze(model, inputs=inputs, metrics="all", engine="full")
+    assert (layerwise_result.engine, full.engine) == ("layerwise", "full")
+    assert layerwise_result.to_dict() | {"engine": 0} == full.to_dict() | {"engine": 0}
+
+
+def test_layers_are_forgotten_one_by_one():
+    """While a layer is measured, no other layer's matrix is alive."""
+    import gc
+    import weakref
+
+    model = tiny_gpt2(n_ctx=64).eval()
+    alive, others = [], []
+
+    def take(call):
+        gc.collect()
+        others.append(sum(ref() is not None for ref in alive))
+        alive.append(weakref.ref(call.weights))
+
+    run(model, find_sites(model), {"input_ids": torch.tensor([IDS])}, take)
+    assert others == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss", "t5", "deberta_v2", "bloom"])
+def test_half_precision_weights_are_measured_as_they_are(name):
+    """Statistics of a bfloat16 model are those of its own matrices, in float32 sums."""
+    model, inputs = build_family(name).bfloat16(), example_inputs(FAMILIES[name])
+    found = reference_attentions(FAMILIES[name], model, inputs)
+    result = headscope.analyze(model, inputs=inputs, metrics="sink,max_weight")
+    assert result.model.dtype == "bfloat16"
+    for head in result.heads:
+        weights = found[head.stack][head.layer][:, head.head]
+        lengths = inputs["decoder_attention_mask" if head.stack in ("decoder", "cross") else "attention_mask"].sum(1)
+        sink = np.mean([w[:n, 0].mean() for w, n in zip(weights, lengths.tolist(), strict=True)])
+        largest = np.mean([w[:n].max(-1).mean() for w, n in zip(weights, lengths.tolist(), strict=True)])
+        assert abs(head.metrics["sink"] - sink) < 1e-5 and abs(head.metrics["max_weight"] - largest) < 1e-5
+    single = headscope.analyze(build_family(name), inputs=inputs, metrics="sink,max_weight")
+    differences = [abs(a.metrics["sink"] - b.metrics["sink"]) for a, b in zip(result.heads, single.heads, strict=True)]
+    assert 0 < np.median(differences) < 0.03, "rounding of the weights, and no more"
+
+
+def test_what_is_selected_is_as_in_the_whole():
+    model, inputs = build_family("t5"), example_inputs(FAMILIES["t5"])
+    whole = {(h.stack, h.layer, h.head): h for h in headscope.analyze(model, inputs=inputs).heads}
+    part = headscope.analyze(model, inputs=inputs, layer="-1", head="0,-1", stack=["cross", "encoder"]).heads
+    assert [(h.stack, h.layer, h.head) for h in part] == [
+        ("encoder", 2, 0), ("encoder", 2, 3), ("cross", 1, 0), ("cross", 1, 3),
+    ]  # fmt: skip
+    assert all(h == whole[h.stack, h.layer, h.head] for h in part)
+
+
+# ------------------------------------------------------------------ what cannot be captured
+def test_a_leaking_causal_mask_is_reported(monkeypatch):
+    model = build_family("llama")
+    assert not headscope.analyze(model, ids=IDS).warnings
+    from transformers.models.llama import modeling_llama
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **_: None)
+    result = headscope.analyze(model, ids=IDS)
+    (warning,) = result.warnings
+    assert "self: attention above the diagonal in a causal model (layers 0, 1, 2)" in warning
+
+
+def test_a_mask_that_only_pretends_is_reported(monkeypatch):
+    """The mask says causal, but the attention function does not apply it."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.eager_attention_forward
+
+    def ignoring(module, query, key, value, attention_mask, **options):
+        return plain(module, query, key, value, None, **options)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", ignoring)
+    result = headscope.analyze(build_family("llama"), ids=IDS)
+    assert any("above the diagonal" in line for line in result.warnings)
+    assert result.heads[0].chance["sink"] == pytest.approx(1 / 12), "so all keys are open"
+
+
+def test_attention_to_padding_is_refused(monkeypatch):
+    from transformers.models.bert import modeling_bert
+
+    monkeypatch.setattr(modeling_bert, "create_bidirectional_mask", lambda **_: None)
+    model = build_family("bert")
+    with pytest.raises(ModelError, match=r"looks at padding: up to \d+\.\d% of a row") as error:
+        headscope.analyze(model, ids=[IDS, IDS[:5]], batch_size=2)
+    assert "one text at a time" in error.value.hint
+    assert headscope.analyze(model, ids=[IDS, IDS[:5]], batch_size=1).inputs.texts == 2
+
+
+@pytest.mark.parametrize("family", ["bert", "bloom"])
+def test_weights_that_are_not_numbers_are_refused(family):
+    model = build_family(family)
+    with torch.no_grad():
+        dict(model.named_parameters())[
+            "encoder.layer.1.attention.self.query.weight"
+            if family == "bert"
+            else "transformer.h.1.self_attention.query_key_value.weight"
+        ][0, 0] = torch.nan
+    with pytest.raises(ModelError, match=r"\(layer 1\) returned NaN attention weights"):
+        headscope.analyze(model, ids=IDS)
+
+
+def scaled_rows(module, factor):
+    plain = module.forward
+
+    def forward(*args, **kwargs):
+        output = plain(*args, **kwargs)
+        return (output[0], output[1] * factor, *output[2:])
+
+    module.forward = forward
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.5])
+def test_rows_that_do_not_sum_to_one_without_a_sink_are_left_out(factor):
+    model = build_family("deberta_v2")
+    scaled_rows(model.encoder.layer[1].attention.self, factor)
+    result = headscope.analyze(model, ids=IDS)
+    assert {h.layer for h in result.heads} == {0, 2}
+    (warning,) = result.warnings
+    assert "layer 1 is left out: encoder.layer.1.attention.self (layer 1) returned values that are not" in warning
+    assert f"a row sums to {factor}" in warning
+    for layer in model.encoder.layer[::2]:
+        scaled_rows(layer.attention.self, factor)
+    with pytest.raises(ModelError, match="not attention weights: a row sums to"):
+        headscope.analyze(model, ids=IDS)
+    with pytest.raises(ModelError, match=r"\(layer 2\)"):
+        headscope.analyze(model, ids=IDS, layer=2)
+
+
+def test_a_learned_sink_is_reported_and_kept_apart_from_the_first_token():
+    model, family = build_family("gpt_oss"), FAMILIES["gpt_oss"]
+    inputs = {"input_ids": torch.tensor([IDS])}
+    weights = reference_attentions(family, model, inputs)["self"]
+    result = headscope.analyze(model, ids=IDS)
+    unseen = 1 - np.mean([w.sum(-1).mean() for w in weights.values()])
+    assert any(f"on average {unseen:.1%} of the attention goes to a learned sink" in line for line in result.warnings)
+    for head in result.heads:
+        assert head.metrics["sink"] == pytest.approx(weights[head.layer][0, head.head, :, 0].mean(), abs=1e-5)
+
+
+def test_a_module_that_runs_twice_is_refused():
+    """Differential attention calls the attention function twice a layer: neither call is the layer's attention."""
+    torch.manual_seed(0)
+    config = DiffLlamaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="computes attention more than once in one forward pass"):
+        headscope.analyze(DiffLlamaModel(config), ids=IDS)
+
+
+def test_all_layers_of_a_module_that_runs_too_often_are_left_out():
+    """One layer more than the config says: which call is whose is not known, so none is shown."""
+    model = build_family("albert")
+    group = model.encoder.albert_layer_groups[0]
+    layer = group.albert_layers[0]
+    group.albert_layers = nn.ModuleList([layer])
+    plain = group.forward
+    group.forward = lambda states, *args, **kwargs: plain(plain(states, *args, **kwargs), *args, **kwargs)
+    with pytest.raises(ModelError, match="more than once"):
+        headscope.analyze(model, ids=IDS)
+
+
+def test_windows_of_an_image_are_refused():
+    """Four windows in the first layer; in the second, one window holds the whole image."""
+    torch.manual_seed(0)
+    config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)
+    model, inputs = SwinModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)}
+    result = headscope.analyze(model, inputs=inputs)
+    assert [(h.layer, h.head) for h in result.heads] == [(1, 0), (1, 1)]
+    (warning,) = result.warnings
+    assert "layer 0 is left out: " in warning and "of shape (8, 1, 16, 16) for a batch of 2" in warning
+    with pytest.raises(ModelError, match="not one matrix an example") as error:
+        headscope.analyze(model, inputs=inputs, layer=0)
+    assert "windows" in error.value.hint
+
+
+def test_what_ran_without_weights_is_named_beside_what_could_be_read():
+    torch.manual_seed(0)
+    config = LongT5Config(
+        vocab_size=60, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2, local_radius=3,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    inputs = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": torch.tensor([[0, 5, 6]])}
+    model = LongT5Model(config)
+    result = headscope.analyze(model, inputs=inputs)
+    assert {h.stack for h in result.heads} == {"decoder", "cross"}
+    (warning,) = result.warnings
+    assert warning.startswith("encoder: layers 0-1 are left out: encoder.block.0") and "no attention weights" in warning
+    with pytest.raises(ModelError, match="ran but returned no attention weights"):
+        headscope.analyze(model, inputs=inputs, stack="encoder")
+
+
+def test_what_did_not_run_is_named():
+    torch.manual_seed(0)
+    model = tiny_gpt2(add_cross_attention=True)
+    assert headscope.analyze(model, ids=IDS).warnings == ("cross: no attention was computed on this input",)
+    with pytest.raises(headscope.HeadscopeError, match="cross: no attention was computed on this input"):
+        headscope.analyze(model, ids=IDS, stack="cross")
+
+
+def test_registers_are_columns_like_others(family_model):
+    model, inputs, family = family_model("dinov2_with_registers")
+    result = headscope.analyze(model, inputs=inputs, maps=True)
+    tokens = 1 + family.config["num_register_tokens"] + 16
+    assert {m.weights.shape for m in result.maps} == {(4, tokens, tokens)}
+    assert result.heads[0].chance["sink"] == pytest.approx(1 / tokens)
