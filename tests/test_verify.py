@@ -244,3 +244,40 @@ def test_the_result_is_plain_json(family_model):
         "passed",
     }
     assert all(math.isfinite(s["rel_output"]) for s in result["sites"])
+
+
+def test_a_mask_that_looks_ahead_is_named_even_without_a_reference():
+    model = loud_llama()
+    assert not verify(model, inputs=llama_inputs(), backend="numpy").warnings
+    mask_shifted(model)
+    result = verify(model, inputs=llama_inputs(), backend="numpy")
+    assert {s.layer for s in result.sites if s.mask == "model"} == {1}
+    assert len(result.warnings) == 1 and "later ones in a causal model (layers 1)" in result.warnings[0]
+
+
+def test_norms_on_values_and_on_whole_projections_are_rebuilt():
+    from transformers import Gemma4TextConfig, Gemma4TextModel, Olmo2Config, Olmo2Model
+
+    torch.manual_seed(0)
+    small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+    gemma = Gemma4TextModel(
+        Gemma4TextConfig(
+            **small,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            global_head_dim=8,
+            vocab_size_per_layer_input=64,
+            hidden_size_per_layer_input=8,
+            layer_types=["sliding_attention", "full_attention"],
+            sliding_window=4,
+        )
+    )
+    olmo = Olmo2Model(Olmo2Config(**small, num_attention_heads=4, num_key_value_heads=2))
+    with torch.no_grad():
+        for parameter in (*gemma.parameters(), *olmo.parameters()):
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    for model in (gemma, olmo):
+        result = verify(model, inputs={k: v % 64 for k, v in llama_inputs().items()}, backend="both")
+        assert result.passed and not result.skipped
+        assert {(s.positions, s.mask) for s in result.sites} == {("own", "own")}

@@ -129,6 +129,7 @@ def _sizes(site: Site, record: SiteRecord) -> list[int]:
     options = {} if record.call.arguments is None else record.call.arguments.options
     found = [options.get("sliding_window"), record.arguments.get("sliding_window")]
     for owner in (site.module, config):
-        found += [getattr(owner, n, None) for n in _WINDOWS]
+        # As stored: configs with one value a layer refuse to be asked for one.
+        found += [vars(owner).get(n) for n in _WINDOWS] if owner is not None else []
     sizes = [v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0]
     return list(dict.fromkeys(sizes))

@@ -1,4 +1,4 @@
-"""The norms that a module puts on queries and keys, recognised by what they do."""
+"""The norms that a module puts on queries, keys and values, recognised by what they do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 _NAMES = {
     "query": ("q_norm", "query_norm", "q_layernorm", "query_layernorm", "norm_q", "q_layer_norm", "qk_norm"),
     "key": ("k_norm", "key_norm", "k_layernorm", "key_layernorm", "norm_k", "k_layer_norm", "qk_norm"),
+    "value": ("v_norm", "value_norm"),
 }
 
 
@@ -36,7 +37,7 @@ class Norm:
 
 
 def norm_of(module: nn.Module, role: str, heads: int, dim: int) -> Norm | None:
-    """The norm on `query` or `key`, None where there is none or where it is of no kind that we have.
+    """The norm on `query`, `key` or `value`, None where there is none or where it is of no kind that we have.
 
     The kind is the one that gives what the norm's module gives on random numbers.
     """
@@ -52,7 +53,7 @@ def norm_of(module: nn.Module, role: str, heads: int, dim: int) -> Norm | None:
 
 
 def has_norm(module: nn.Module) -> bool:
-    """Whether the module has anything under the name of a query or key norm."""
+    """Whether the module has anything under the name of such a norm."""
     return any(isinstance(getattr(module, n, None), nn.Module) for names in _NAMES.values() for n in names)
 
 

@@ -44,7 +44,7 @@ class Plan:
     Attributes:
         weights: Our copy of the checkpoint's weights, by head.
         sources: Which inputs make queries, keys and values; several names are added up.
-        norms: On queries and keys, None for none.
+        norms: On queries, keys and values, None for none.
         order: Steps between projection and scores: `norm` and `rotate` in their order.
         rotation: How positions turn queries and keys, None where they do not.
         factors: What queries and keys are multiplied with before the attention function sees them.
@@ -59,7 +59,7 @@ class Plan:
 
     weights: HeadWeights
     sources: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    norms: tuple[Norm | None, Norm | None]
+    norms: tuple[Norm | None, Norm | None, Norm | None]
     order: tuple[str, ...]
     rotation: Rotation | None
     factors: tuple[float, float]
@@ -104,14 +104,14 @@ def _plan_from_arguments(record: SiteRecord, weights: HeadWeights, mask: MaskPla
     arguments = record.call.arguments
     assert arguments is not None
     options = arguments.options
-    value_source = _match_source(record, weights.value, weights.value_bias, arguments.value)
-    if value_source is None:
+    value = _match_value(record, weights, arguments.value)
+    if value is None:
         raise NotRebuilt(f"{record.site.path}: its values are not its input times the value weights")
     bias = given_bias(record, table)
     plan = Plan(
         weights=weights,
-        sources=(value_source, value_source, value_source),
-        norms=_norms(record, weights),
+        sources=(value[0], value[0], value[0]),
+        norms=(*_norms(record, weights), value[1]),
         order=(),
         rotation=None,
         factors=(1.0, 1.0),
@@ -156,7 +156,7 @@ def _schemes(plan: Plan, record: SiteRecord) -> Iterator[Plan]:
 
 def _orders(plan: Plan, record: SiteRecord) -> Iterator[tuple[tuple[str, ...], Rotation | None]]:
     dim = plan.weights.query.shape[1]
-    normed = any(n is not None for n in plan.norms)
+    normed = any(n is not None for n in plan.norms[:2])
     yield (("norm",) if normed else ()), None
     for rotation in rotations(record, dim):
         yield (("norm", "rotate") if normed else ("rotate",)), rotation
@@ -192,7 +192,7 @@ def ends(plan: Plan, record: SiteRecord, backend: Any, sources: tuple[tuple[str,
     x = backend.array(source_tensor(record, sources[only]))
     x = backend.project(x, backend.array(weight), None if bias is None else backend.array(bias))
     if only == 2:
-        return x
+        return x if plan.norms[2] is None else backend.normalise(x, plan.norms[2])
     for step in plan.order:
         if step == "norm":
             norm = plan.norms[only]
@@ -210,7 +210,7 @@ def _borrowing(plan: Plan, record: SiteRecord) -> Plan:
     arguments = record.call.arguments
     assert arguments is not None
     backend = NumPy()
-    normed = any(n is not None for n in plan.norms)
+    normed = any(n is not None for n in plan.norms[:2])
     sources = _sources(record, plan.weights.query.shape[-1])
     for order in (("norm",), ()) if normed else ((),):
         trial = replace(plan, order=order)
@@ -250,7 +250,7 @@ def _same_lengths(
 def _plan_from_weights(record: SiteRecord, weights: HeadWeights, masks: list[MaskPlan], query: Axis, key: Axis) -> Plan:
     dim = weights.query.shape[1]
     sources = _shown_sources(record, weights)
-    base = Plan(weights, (*sources,), _norms(record, weights), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
+    base = Plan(weights, (*sources,), (*_norms(record, weights), None), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
     for bias in shown_biases(record, weights.query.shape[0], dim):
         terms = 0 if bias is None else bias.terms
         scales = list(dict.fromkeys(((dim * (1 + terms)) ** -0.5, dim**-0.5, *_factors(record))))
@@ -321,14 +321,20 @@ def _sources(record: SiteRecord, width: int) -> list[tuple[str, ...]]:
     return [(n,) for n in names] + pairs + [(n,) for n in fit if n not in names]
 
 
-def _match_source(record: SiteRecord, weight: Tensor, bias: Tensor | None, model: Tensor) -> tuple[str, ...] | None:
+def _match_value(record: SiteRecord, weights: HeadWeights, model: Tensor) -> tuple[tuple[str, ...], Norm | None] | None:
+    """The source and norm with which our values are the model's."""
     backend = NumPy()
     target = backend.array(model)
-    for source in _sources(record, weight.shape[-1]):
-        x = backend.array(source_tensor(record, source))
-        ours = backend.project(x, backend.array(weight), None if bias is None else backend.array(bias))
-        if ours.shape == target.shape and _close(ours, target, model.dtype):
-            return source
+    bias = None if weights.value_bias is None else backend.array(weights.value_bias)
+    found = norm_of(record.site.module, "value", *weights.value.shape[:2])
+    for source in _sources(record, weights.value.shape[-1]):
+        ours = backend.project(backend.array(source_tensor(record, source)), backend.array(weights.value), bias)
+        if ours.shape != target.shape:
+            continue
+        if _close(ours, target, model.dtype):
+            return source, None
+        if found is not None and _close(backend.normalise(ours, found), target, model.dtype):
+            return source, found
     return None
 
 

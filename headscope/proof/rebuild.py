@@ -86,5 +86,8 @@ def _output(plan: Plan, record: SiteRecord, backend: Backend, context: Any) -> t
     ours = backend.numpy(backend.merge(context, matrix, bias))
     merged = backend.array(to_float(record.merged))
     heads, dim = weights.output.shape[:2]
+    if to_float(record.merged).numel() != backend.numpy(context).size:
+        # Attention within chunks that are put together before they are projected.
+        return None, None
     merged = merged.reshape(ours.shape[0], ours.shape[1], heads, dim).swapaxes(1, 2)
     return ours, backend.numpy(backend.merge(merged, matrix, bias))

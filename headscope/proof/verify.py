@@ -14,13 +14,14 @@ from headscope.capture.feed import Axis, readable
 from headscope.errors import InputError, ModelError
 from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import versions
-from headscope.heads.selection import parse_selection
+from headscope.heads.selection import parse_selection, ranges
 from headscope.models.inputs import Batch
 from headscope.models.loading import LoadedModel, load_model, wrap_model
 from headscope.models.sites import Site, find_sites
 from headscope.proof.backends import Backend, NumPy, Torch
 from headscope.proof.check import TOLERANCES, compare
 from headscope.proof.inputs import verification_batch
+from headscope.proof.masks import blocked
 from headscope.proof.plan import Plan, make_plan
 from headscope.proof.rebuild import rebuild
 from headscope.proof.record import SiteRecord, record
@@ -105,14 +106,16 @@ def verify(
     records, silent = record(loaded.model, sites, reference.batch.inputs)
     backends = [kind() for kind in BACKENDS[backend]]
     checks: list[SiteCheck] = []
+    leaking: list[SiteRecord] = []
     skipped: dict[_Layer, str] = {k: v for k, v in reference.reasons.items() if k in wanted}
     for found in records:
         key = (found.site.stack, found.site.layer)
         plan = reference.plans.get(key)
         if key in wanted and plan is not None:
             checks.extend(_checked(plan, found, reference.batch, b) for b in backends)
+            leaking += [found] if _looks_ahead(plan, found, reference.batch) else []
     skipped |= {(s.stack, s.layer): silent[s.path] for s in sites if s.path in silent and (s.stack, s.layer) in wanted}
-    return _result(loaded, sites, checks, skipped)
+    return _result(loaded, sites, checks, skipped, leaking)
 
 
 def read_reference(
@@ -197,8 +200,31 @@ def _checked(plan: Plan, found: SiteRecord, batch: Batch, backend: Backend) -> S
     return compare(plan, found, rebuilt, query, backend.name)
 
 
+def _looks_ahead(plan: Plan, found: SiteRecord, batch: Batch) -> bool:
+    """Whether a causal site took the model's mask, and that lets tokens see later ones."""
+    if plan.mask.own or not found.site.causal:
+        return False
+    query, key = axes_of(found, batch)
+    open_later = (~blocked(plan.mask, found, query, key) & query.valid[:, None, :, None]).triu(1)
+    return bool(open_later.any())
+
+
+def _leak_warnings(leaking: Sequence[SiteRecord]) -> list[str]:
+    stacks: dict[str, list[int]] = {}
+    for found in leaking:
+        stacks.setdefault(found.site.stack, []).append(found.site.layer)
+    return [
+        f"{stack}: the model's own mask lets tokens see later ones in a causal model (layers {ranges(sorted(layers))})"
+        for stack, layers in stacks.items()
+    ]
+
+
 def _result(
-    loaded: LoadedModel, sites: Sequence[Site], checks: list[SiteCheck], skipped: Mapping[_Layer, str]
+    loaded: LoadedModel,
+    sites: Sequence[Site],
+    checks: list[SiteCheck],
+    skipped: Mapping[_Layer, str],
+    leaking: Sequence[SiteRecord],
 ) -> Verification:
     order = {(s.stack, s.layer): i for i, s in enumerate(sites)}
     checks.sort(key=lambda c: (order[c.stack, c.layer], c.backend))
@@ -213,6 +239,6 @@ def _result(
             SkippedSite(stack, layer, reason)
             for (stack, layer), reason in sorted(skipped.items(), key=lambda item: order[item[0]])
         ),
-        warnings=tuple(loaded.warnings),
+        warnings=(*loaded.warnings, *_leak_warnings(leaking)),
         versions=versions(),
     )
