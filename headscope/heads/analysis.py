@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.capture.feed import Axis
 from headscope.capture.session import Capture, SiteFacts
 from headscope.errors import InputError
+from headscope.heads.arguments import loaded_model, token_ids
 from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import model_info, versions
 from headscope.heads.labels import head_records
@@ -23,7 +26,7 @@ from headscope.heads.selection import Selection, parse_selection, ranges
 from headscope.heads.statistics import HeadStatistics, Layer, Values
 from headscope.heads.tokens import token_groups
 from headscope.models.inputs import Prepared, prepare
-from headscope.models.loading import LoadedModel, load_model, wrap_model
+from headscope.models.loading import LoadedModel
 from headscope.models.sites import Site, find_sites
 from headscope.results import Analysis, AttentionMap, InputInfo, RuleInfo
 
@@ -31,7 +34,7 @@ ENGINES = ("auto", "layerwise", "full")
 
 
 def analyze(
-    model: str | PreTrainedModel | None = None,
+    model: str | PathLike[str] | PreTrainedModel | None = None,
     texts: str | Sequence[str] | None = None,
     *,
     tokenizer: Any = None,
@@ -42,7 +45,7 @@ def analyze(
     rules: str = "seed",
     metrics: str = "core",
     engine: str = "auto",
-    ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | NDArray[np.integer[Any]] | None = None,
     decoder_texts: str | Sequence[str] | None = None,
     images: Sequence[Any] | None = None,
     audio: Sequence[Any] | None = None,
@@ -96,20 +99,21 @@ def analyze(
     layers, heads = parse_selection("layer", layer), parse_selection("head", head)
     if engine not in ENGINES:
         raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
-    loaded = _loaded(
+    ids = token_ids(ids)
+    loaded = loaded_model(
         model,
-        tokenizer,
-        processor,
-        {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map},
-        trust_remote_code,
+        tokenizer=tokenizer,
+        processor=processor,
+        trust_remote_code=trust_remote_code,
         generates=decoder_texts is None,
+        options={"revision": revision, "device": device, "dtype": dtype, "device_map": device_map},
     )
     sites = find_sites(loaded.model)
     chosen_sites = select_sites(sites, stack, layers, loaded.name)
     prepared = prepare(
         loaded,
         texts=[texts] if isinstance(texts, str) else texts,
-        ids=_several(ids),
+        ids=ids,
         decoder_texts=[decoder_texts] if isinstance(decoder_texts, str) else decoder_texts,
         images=images,
         audio=audio,
@@ -122,27 +126,6 @@ def analyze(
         loaded, sites, chosen_sites, heads, prepared, rule_set, names, engine, words, exclude_special, maps
     )
     return _result(loaded, prepared, measured, rule_set, names, heads, engine)
-
-
-def _loaded(
-    model: str | PreTrainedModel | None,
-    tokenizer: Any,
-    processor: Any,
-    options: dict[str, Any],
-    trust_remote_code: bool,
-    generates: bool,
-) -> LoadedModel:
-    if isinstance(model, PreTrainedModel):
-        return wrap_model(model, tokenizer=tokenizer, processor=processor)
-    return load_model(
-        model, tokenizer=tokenizer, trust_remote_code=trust_remote_code, need_generation=generates, **options
-    )
-
-
-def _several(ids: Sequence[int] | Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]] | None:
-    if ids is None or not len(ids):
-        return None if ids is None else [[]]
-    return [ids] if isinstance(ids[0], int) else ids  # type: ignore[list-item,return-value]  # told apart by the first item
 
 
 # ------------------------------------------------------------------ measuring

@@ -92,7 +92,7 @@ def _as_text(what: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        numbers = [_index(n) for n in (value if isinstance(value, Iterable) and not _is_one(value) else [value])]
+        numbers = [whole_number(n) for n in (value if isinstance(value, Iterable) and not _is_one(value) else [value])]
     except TypeError as error:
         raise _unreadable(what, str(value)) from error
     return ",".join(map(str, numbers))
@@ -102,8 +102,8 @@ def _is_one(value: Any) -> bool:
     return getattr(value, "ndim", 1) == 0
 
 
-def _index(number: Any) -> int:
-    """A whole number of any library; TypeError for anything else, True and False too."""
+def whole_number(number: Any) -> int:
+    """A whole number of any library as Python's own. Raises TypeError for anything else, True and False too."""
     if isinstance(number, bool):
         raise TypeError(f"{number} is not a number")
     return operator.index(number)
