@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -79,7 +79,7 @@ def verify(
         parse_selection("layer", layer)
         if any(not t.strip() for t in text or []):
             raise InputError("--text is empty", "give some text, or leave --text out")
-        shared = {
+        shared: dict[str, Any] = {
             "tokenizer": tokenizer,
             "revision": revision,
             "device": device,

@@ -102,9 +102,9 @@ class Torch:
         heads, dim, width = weight.shape
         flat = None if bias is None else bias.reshape(heads * dim)
         projected = torch.nn.functional.linear(x, weight.reshape(heads * dim, width), flat)
-        return projected.unflatten(-1, (heads, dim)).transpose(1, 2)
+        return projected.reshape(*projected.shape[:-1], heads, dim).transpose(1, 2)
 
-    def normalise(self, x: Tensor, norm: Norm) -> Tensor:
+    def normalise(self, x: Tensor, norm: Norm) -> Array:
         """torch's own norms."""
         x = _to_norm(torch, x, norm)
         weight, bias = (None if t is None else self.array(t) for t in (norm.weight, norm.bias))

@@ -77,16 +77,16 @@ def bias_tensor(plan: BiasPlan, record: SiteRecord) -> Tensor:
     heads = record.call.weights.shape[1]
     if plan.kind == "buckets":
         assert plan.table is not None
-        ours = relative_bias(
+        bucketed = relative_bias(
             plan.table.numpy(), rows, keys, bidirectional=plan.bidirectional, max_distance=plan.max_distance
         )
-        return torch.from_numpy(ours).float()[None]
+        return torch.from_numpy(bucketed).float()[None]
     if plan.kind == "alibi":
         slopes, positions = alibi_slopes(heads), np.arange(keys)
-        bias = alibi_key_bias(slopes, positions)
+        linear = alibi_key_bias(slopes, positions)
         if plan.rounded:
-            bias = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
-        return torch.from_numpy(bias * plan.factor).float()[None]
+            linear = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
+        return torch.from_numpy(linear * plan.factor).float()[None]
     if plan.kind == "method":
         assert record.bias is not None
         bias = record.bias.detach().float().cpu()

@@ -39,7 +39,7 @@ def compare(plan: Plan, record: SiteRecord, rebuilt: Rebuilt, query: Axis, backe
     valid = query.valid.cpu().numpy()
     theirs = record.call.weights.detach().double().cpu().numpy()
     by_cell = np.abs(rebuilt.weights - theirs) * valid[:, None, :, None]
-    _, head, row, column = np.unravel_index(int(by_cell.argmax()), by_cell.shape)
+    _, head, row, column = (int(i) for i in np.unravel_index(int(by_cell.argmax()), by_cell.shape))
     weights_off = float(by_cell.max())
     context, context_scale = _context_difference(plan, record, rebuilt, valid)
     absolute, relative = _output_difference(plan, record, rebuilt, valid, context, context_scale)
@@ -56,8 +56,8 @@ def compare(plan: Plan, record: SiteRecord, rebuilt: Rebuilt, query: Axis, backe
         positions=plan.positions,
         mask="own" if plan.mask.own else "model",
         passed=bool(passed and np.isfinite(weights_off) and np.isfinite(absolute)),
-        worst_head=int(head),
-        worst_position=(int(row), int(column)),
+        worst_head=head,
+        worst_position=(row, column),
     )
 
 

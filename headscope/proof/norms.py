@@ -79,7 +79,11 @@ def _run(found: nn.Module, x: Tensor, norm: Norm) -> Tensor | None:
     try:
         with torch.no_grad():
             if norm.whole:
-                y = found(fed.transpose(1, 2).flatten(2)).unflatten(-1, (norm.heads, -1)).transpose(1, 2)
+                y = (
+                    found(fed.transpose(1, 2).flatten(2))
+                    .reshape(x.shape[0], x.shape[2], norm.heads, -1)
+                    .transpose(1, 2)
+                )
             elif norm.weight is not None and norm.weight.ndim == 3:
                 y = found(fed.transpose(1, 2)).transpose(1, 2)
             else:
@@ -98,4 +102,4 @@ def _apply(x: Tensor, norm: Norm) -> Tensor:
     if norm.weight is not None:
         y = y * (norm.weight + norm.offset)
     y = y if norm.bias is None else y + norm.bias
-    return y.unflatten(-1, (norm.heads, -1)).transpose(1, 2) if norm.whole else y
+    return y.reshape(x.shape[0], x.shape[2], norm.heads, -1).transpose(1, 2) if norm.whole else y

@@ -29,6 +29,8 @@ from headscope.proof.rotary import Rotation, angles, rotations
 MATCH = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
+Sources = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
 # Where modules keep a factor on queries or scores.
 _SCALES = ("scaling", "scale", "scale_factor", "inv_norm_factor", "softmax_scale", "norm_factor")
 
@@ -58,7 +60,7 @@ class Plan:
     """
 
     weights: HeadWeights
-    sources: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    sources: Sources
     norms: tuple[Norm | None, Norm | None, Norm | None]
     order: tuple[str, ...]
     rotation: Rotation | None
@@ -250,7 +252,7 @@ def _same_lengths(
 def _plan_from_weights(record: SiteRecord, weights: HeadWeights, masks: list[MaskPlan], query: Axis, key: Axis) -> Plan:
     dim = weights.query.shape[1]
     sources = _shown_sources(record, weights)
-    base = Plan(weights, (*sources,), (*_norms(record, weights), None), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
+    base = Plan(weights, sources, (*_norms(record, weights), None), (), None, (1.0, 1.0), dim**-0.5, None, masks[0])
     for bias in shown_biases(record, weights.query.shape[0], dim):
         terms = 0 if bias is None else bias.terms
         scales = list(dict.fromkeys(((dim * (1 + terms)) ** -0.5, dim**-0.5, *_factors(record))))
@@ -280,14 +282,14 @@ def _fits(plan: Plan, record: SiteRecord, query: Axis, key: Axis) -> bool:
     return _close(rebuilt.context * real, merged * real, record.call.weights.dtype)
 
 
-def _shown_sources(record: SiteRecord, weights: HeadWeights) -> tuple[tuple[str, ...], ...]:
+def _shown_sources(record: SiteRecord, weights: HeadWeights) -> Sources:
     """What queries, keys and values are made of in a module that shows none of them.
 
     Raises:
         NotRebuilt: Its input has not the shape that its weights ask for.
     """
     batch, _, rows, keys = record.call.weights.shape
-    found = []
+    found: list[tuple[str, ...]] = []
     for end, (role, length) in enumerate((("query", rows), ("key", keys), ("value", keys))):
         width = (weights.query, weights.key, weights.value)[end].shape[-1]
         fit = [s for s in _sources(record, width) if source_tensor(record, s).shape[:2] == (batch, length)]
@@ -295,7 +297,7 @@ def _shown_sources(record: SiteRecord, weights: HeadWeights) -> tuple[tuple[str,
         if not fit:
             raise NotRebuilt(f"{record.site.path}: its {role} has no input of one row a token")
         found.append((own or fit)[0])
-    return tuple(found)
+    return found[0], found[1], found[2]
 
 
 # ------------------------------------------------------------------ inputs
@@ -318,7 +320,8 @@ def _sources(record: SiteRecord, width: int) -> list[tuple[str, ...]]:
         for b in names[i + 1 :]
         if record.tensors[a].shape == record.tensors[b].shape
     ]
-    return [(n,) for n in names] + pairs + [(n,) for n in fit if n not in names]
+    entering = [(n,) for n in fit if n not in names]
+    return [*((n,) for n in names), *pairs, *entering]
 
 
 def _match_value(record: SiteRecord, weights: HeadWeights, model: Tensor) -> tuple[tuple[str, ...], Norm | None] | None:
