@@ -67,6 +67,7 @@ REFUSED = {
     "a subclass that does more": (Quantised(5, 6), "more than a linear map"),
     "an adapter": (Adapter(), "an adapter"),
     "integers": (Integers(), "int8"),
+    "eight bits": (nn.Linear(5, 6).to(torch.float8_e4m3fn), "float8"),
     "a tensor subclass": (with_tensor_subclass(), "Wrapped"),
     "a computed weight": (parametrised(), "not a linear map|more than a linear map"),
     "a wide kernel": (nn.Conv1d(5, 6, kernel_size=3), "not a linear map"),
