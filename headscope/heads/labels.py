@@ -16,6 +16,7 @@ from headscope.results import HeadRecord, Spread
 
 # A value this close to chance is no better than chance: rounding of a uniform head's weights, not behaviour.
 CHANCE_SLACK = 5e-3
+ROUNDING = 1e-6
 
 # Two-sided 95 % points of Student's t for 1 to 4 degrees of freedom; above, `student_t` uses a series.
 _T975 = (12.706205, 4.302653, 3.182446, 2.776445)
@@ -67,8 +68,8 @@ def at_chance(name: str, value: float | None, chance: float | None) -> bool:
     if value is None or chance is None or direction is None:
         return False
     if direction == "low":
-        return value >= chance * (1 - CHANCE_SLACK) - 1e-9
-    return value <= chance * (1 + CHANCE_SLACK) + 1e-9
+        return value >= chance * (1 - CHANCE_SLACK) - ROUNDING
+    return value <= chance * (1 + CHANCE_SLACK) + ROUNDING
 
 
 def means_of(values: Mapping[str, Values], head: int) -> dict[str, float | None]:

@@ -6,6 +6,8 @@ the one with the largest value does, and the `below` rules are asked, in order, 
 
 from __future__ import annotations
 
+import os
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +19,8 @@ from headscope.errors import InputError
 from headscope.heads.metrics import variant
 
 SINK_LABEL = "attention_sink"
+# No metric comes near; infinity is not valid JSON.
+LARGEST = 1e9
 _HINT = "A rules file has name, choose, otherwise and [[rule]] tables with label, metric and above or below."
 
 Metrics = Mapping[str, float | None]
@@ -61,8 +65,11 @@ class RuleSet:
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Threshold by metric."""
-        return {r.metric: r.threshold for r in self.rules}
+        """Threshold by metric; by `metric:label` for the second and later rules on the same metric."""
+        found: dict[str, float] = {}
+        for rule in self.rules:
+            found[rule.metric if rule.metric not in found else f"{rule.metric}:{rule.label}"] = rule.threshold
+        return found
 
     def label(self, metrics: Metrics) -> tuple[str, str | None]:
         """The label and the runner-up (None where there is none) of one head's metrics."""
@@ -96,7 +103,7 @@ class RuleSet:
         return replace(self, rules=kept)
 
 
-def load_rules(name: str) -> RuleSet:
+def load_rules(name: str | os.PathLike[str]) -> RuleSet:
     """`seed`, `calibrated`, or the path of a TOML file.
 
     Raises:
@@ -104,14 +111,14 @@ def load_rules(name: str) -> RuleSet:
     """
     if name in ("seed", "calibrated"):
         text = (resources.files("headscope.heads") / "rulesets" / f"{name}.toml").read_text(encoding="utf-8")
-        return _parse(name, text)
-    path = Path(name)
-    if path.suffix != ".toml":
-        raise InputError(f"unknown rules '{name}'", "Use seed, calibrated or the path of a .toml file.")
+        return _parse(str(name), text)
+    if not isinstance(name, str | os.PathLike) or Path(name).suffix != ".toml":
+        raise InputError(f"unknown rules {name!r}", "Use seed, calibrated or the path of a .toml file.")
+    path = os.fspath(name)
     try:
-        return _parse(name, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read rules file '{name}': {_reason(error)}", _HINT) from error
+        return _parse(path, Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read rules file {path!r}: {_reason(error)}", _HINT) from error
 
 
 def _reason(error: Exception) -> str:
@@ -121,17 +128,19 @@ def _reason(error: Exception) -> str:
 def _parse(name: str, text: str) -> RuleSet:
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"rules file '{name}' is not valid TOML: {error}", _HINT) from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"rules file {name!r} is not valid TOML: {error}", _HINT) from error
     known = {"name", "choose", "otherwise", "rule", "runner_up_above", "unmeasurable"}
     if unknown := sorted(set(table) - known):
-        raise InputError(f"rules file '{name}': unknown key '{unknown[0]}'", _HINT)
+        raise _wrong(name, f"unknown key {unknown[0]!r}")
     choose = table.get("choose", "first")
     if choose not in ("first", "largest"):
-        raise InputError(f"rules file '{name}': choose must be 'first' or 'largest', not {choose!r}", _HINT)
+        raise _wrong(name, f"choose must be 'first' or 'largest', not {choose!r}")
+    if choose == "first" and "runner_up_above" in table:
+        raise _wrong(name, "runner_up_above needs choose = 'largest'")
     rows = table.get("rule")
     if not isinstance(rows, list) or not rows:
-        raise InputError(f"rules file '{name}' has no [[rule]] table", _HINT)
+        raise _wrong(name, "no [[rule]] table")
     return RuleSet(
         name=_text(name, table.get("name", Path(name).stem), "name"),
         rules=tuple(_rule(name, i, row) for i, row in enumerate(rows, 1)),
@@ -145,13 +154,16 @@ def _parse(name: str, text: str) -> RuleSet:
 def _rule(name: str, index: int, row: Any) -> Rule:
     where = f"rule {index}"
     if not isinstance(row, dict):
-        raise InputError(f"rules file '{name}': {where} is not a table", _HINT)
+        raise _wrong(name, f"{where} is not a table")
     if unknown := sorted(set(row) - {"label", "metric", "above", "below"}):
-        raise InputError(f"rules file '{name}': {where} has an unknown key '{unknown[0]}'", _HINT)
+        raise _wrong(name, f"{where} has an unknown key {unknown[0]!r}")
     if ("above" in row) == ("below" in row):
-        raise InputError(f"rules file '{name}': {where} needs either 'above' or 'below'", _HINT)
+        raise _wrong(name, f"{where} needs either 'above' or 'below'")
     metric = _text(name, row.get("metric"), f"{where}, metric")
-    variant(metric)
+    try:
+        variant(metric)
+    except InputError as error:
+        raise InputError(f"rules file {name!r}: {where}: {error.message}", error.hint) from error
     side = "above" if "above" in row else "below"
     threshold = _number(name, row[side], f"{where}, {side}")
     return Rule(_text(name, row.get("label"), f"{where}, label"), metric, threshold, side == "above")
@@ -159,11 +171,15 @@ def _rule(name: str, index: int, row: Any) -> Rule:
 
 def _text(name: str, value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"rules file '{name}': {where} must be a text, not {value!r}", _HINT)
+        raise _wrong(name, f"{where} must be a text, not {value!r}")
     return value
 
 
 def _number(name: str, value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise InputError(f"rules file '{name}': {where} must be a number, not {value!r}", _HINT)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        raise _wrong(name, f"{where} must be a number, not {reprlib.repr(value)}")
     return float(value)
+
+
+def _wrong(name: str, what: str) -> InputError:
+    return InputError(f"rules file {name!r}: {what}", _HINT)
