@@ -217,7 +217,9 @@ def regroup(matrix: Matrix, groups: tuple[Tensor, Tensor], renormalise: bool) ->
     """
     rows, columns = (_membership(g) for g in groups)
     average = rows / rows.sum(dim=2, keepdim=True).clamp(min=1)
-    weights = average[:, None] @ matrix.weights.float() @ columns.mT[:, None]
+    # Rows of padding may hold anything, NaN too, which a product with zero would spread.
+    counted = matrix.weights.float().masked_fill(~matrix.valid[..., None], 0)
+    weights = average[:, None] @ counted @ columns.mT[:, None]
     seen = (rows[:, None] @ matrix.visible.float() @ columns.mT[:, None]) > 0
     query, key = _grouped(matrix.query, groups[0]), _grouped(matrix.key, groups[1])
     valid = query.valid[:, None]

@@ -83,7 +83,7 @@ def analyze(
         strict_length: Refuse longer texts instead of cutting them.
         batch_size: Texts a forward pass; does not change results.
         words: Merge the pieces of a word: key pieces summed, query pieces averaged.
-        exclude_special: Leave special tokens out, as rows and as columns, and scale the rest to one.
+        exclude_special: Leave special tokens out, as rows and as columns, and scale the rest to one; words come first.
         maps: Keep the first text's attention matrices for pictures, in `Analysis.maps`.
         revision, device, dtype, device_map, trust_remote_code: As in transformers, for a model given by name.
 
