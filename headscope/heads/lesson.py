@@ -39,9 +39,11 @@ def extract_attention_patterns(
         ModelError: The model cannot be loaded or has no attention.
     """
     maps = analyze(model_name, text, layer=layer, maps=True, **options).maps
-    if len(maps) != 1:
-        stacks = ", ".join(m.stack for m in maps)
-        raise InputError(f"layer {layer} exists in several stacks ({stacks})", "Choose one with stack=.")
+    stacks = dict.fromkeys(m.stack for m in maps)
+    if len(stacks) > 1:
+        raise InputError(f"layer {layer} exists in several stacks ({', '.join(stacks)})", "Choose one with stack=.")
+    if len(maps) > 1:
+        raise InputError(f"layer {layer} names {len(maps)} layers", "Name one, or take analyze(…, maps=True).maps.")
     return {"tokens": list(maps[0].queries), "weights": maps[0].weights, "keys": list(maps[0].keys)}
 
 
@@ -62,7 +64,7 @@ def analyze_head_patterns(
     Raises:
         InputError: The shape is not (heads, n, n) with n tokens, or the values are not attention weights.
     """
-    matrix = _matrix(torch.as_tensor(weights), None if tokens is None else len(tokens))
+    matrix = _matrix(_tensor(weights), None if tokens is None else len(tokens))
     rule_set = load_rules(rules)
     statistics = HeadStatistics(tuple(variant(n) for n in dict.fromkeys((*CORE, *rule_set.metrics))))
     for block in blocks(matrix, cross=False):
@@ -74,6 +76,19 @@ def analyze_head_patterns(
         pattern, runner_up = rule_set.label(metrics)
         records.append({"head": head, "pattern": pattern, "runner_up": runner_up, "metrics": metrics})
     return records
+
+
+def _tensor(weights: Any) -> torch.Tensor:
+    try:
+        tensor = torch.as_tensor(weights)
+    except (TypeError, ValueError, RuntimeError) as error:  # what torch raises for what is no array of numbers
+        raise InputError(
+            f"analyze_head_patterns: weights are a {type(weights).__name__} that is no array of numbers",
+            "Give (heads, n, n) numbers.",
+        ) from error
+    if tensor.is_complex():
+        raise InputError("analyze_head_patterns: weights are complex numbers", "Give the weights after the softmax.")
+    return tensor
 
 
 def _matrix(weights: torch.Tensor, tokens: int | None) -> Matrix:
