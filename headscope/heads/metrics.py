@@ -119,12 +119,9 @@ def special(block: RowBlock) -> RowValues:
 @metric("low")
 def relative_entropy(block: RowBlock) -> RowValues:
     """Mean of a row's entropy over ln(visible keys), rows scaled to sum to one; rows with two visible keys or more."""
-    visible = block.visible.sum(dim=-1)
-    total = block.weights.sum(dim=-1)
-    # Of w / total: -sum (w/t) ln(w/t) = (-sum w ln w) / t + ln t.
-    floor = torch.finfo(torch.float32).tiny
-    scaled = _entropy(block.weights) / total.clamp(min=floor) + total.clamp(min=floor).log()
-    return scaled / visible.clamp(min=2).log(), block.valid & (visible >= 2) & (total > 0)
+    visible, total = block.visible.sum(dim=-1), block.weights.sum(dim=-1)
+    scaled = block.weights / total.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return _entropy(scaled) / visible.clamp(min=2).log(), block.valid & (visible >= 2) & (total > 0)
 
 
 @metric(None, unit="tokens", cross=False)
