@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headscope.heads.lesson import extract_attention_patterns as extract_attention_patterns
     from headscope.models.loading import load as load
     from headscope.proof.explain import explain_head as explain_head
-    from headscope.proof.verify import read_reference as read_reference
+    from headscope.proof.reference import read_reference as read_reference
     from headscope.proof.verify import verify as verify
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ _HOME = {
     "explain_head": "headscope.proof.explain",
     "extract_attention_patterns": "headscope.heads.lesson",
     "load": "headscope.models.loading",
-    "read_reference": "headscope.proof.verify",
+    "read_reference": "headscope.proof.reference",
     "verify": "headscope.proof.verify",
 }
 

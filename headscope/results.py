@@ -229,9 +229,11 @@ class SiteCheck:
     Attributes:
         backend: `numpy` or `torch`.
         max_abs_weights: Largest difference of attention weights.
-        max_abs_output, rel_output: Largest difference of the site's output, and that divided by the largest output.
+        allowed_weights: What it may be: more than the tolerance where scores are so large that they have fewer digits.
+        max_abs_output, rel_output: Largest difference of the site's output, and that divided by the largest output;
+            None where the output cannot be compared.
         positions, mask: `own`, or `model` where the model's own tensors were taken.
-        worst_head: The head that differs most.
+        worst_head: The head that differs most; None where the output differs and no head is to blame.
         worst_position: Query and key position of the largest difference of weights.
     """
 
@@ -239,17 +241,19 @@ class SiteCheck:
     layer: int
     backend: str
     max_abs_weights: float
-    max_abs_output: float
-    rel_output: float
+    allowed_weights: float
+    max_abs_output: float | None
+    rel_output: float | None
     positions: str
     mask: str
     passed: bool
-    worst_head: int
+    worst_head: int | None
     worst_position: tuple[int, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """One record of the `sites` list of the JSON contract."""
-        return {**self.__dict__, "worst_position": list(self.worst_position)}
+        """One record of the `sites` list of the JSON contract; differences that are not finite are null."""
+        values = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in self.__dict__.items()}
+        return {**values, "worst_position": list(self.worst_position)}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from fixtures.families import FAMILIES
 from headscope.errors import InputError, ModelError
 from headscope.models.sites import find_sites
 from headscope.models.weights import read_weights, write_weights
-from headscope.proof.verify import read_reference, verify
+from headscope.proof.reference import read_reference
+from headscope.proof.verify import verify
 
 WITH_ATTENTION = [n for n, f in FAMILIES.items() if f.stacks]
 

@@ -37,6 +37,9 @@ class Backend(Protocol):
     def attend(self, query: Array, key: Array, value: Array, **options: Any) -> tuple[Array, Array]:
         """(context, weights) of all heads."""
 
+    def sigmoid(self, x: Array) -> Array:
+        """1 / (1 + exp(-x)), for gates."""
+
     def merge(self, context: Array, weight: Array, bias: Array | None) -> Array:
         """(batch, heads, n, dim) and (heads, dim, out) -> (batch, n, out)."""
 
@@ -77,6 +80,10 @@ class NumPy:
     def attend(self, query: Array, key: Array, value: Array, **options: Any) -> tuple[Array, Array]:
         """`reference.attention`."""
         return reference.attention(query, key, value, **options)
+
+    def sigmoid(self, x: Array) -> Array:
+        """Written with tanh, which does not overflow."""
+        return 0.5 + 0.5 * np.tanh(0.5 * x)
 
     def merge(self, context: Array, weight: Array, bias: Array | None) -> Array:
         """`reference.output_projection`."""
@@ -125,6 +132,10 @@ class Torch:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         """`attention.torch_attention.attention_torch`."""
         return attention_torch(query, key, value, **options)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """torch's own."""
+        return torch.sigmoid(x)
 
     def merge(self, context: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One matrix product for all heads."""

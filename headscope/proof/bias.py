@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.attention.alibi import alibi_key_bias, alibi_slopes, round_to_bfloat16
 from headscope.attention.relative import relative_bias
-from headscope.proof.record import SiteRecord
+from headscope.proof.record import SiteRecord, to_float
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class BiasPlan:
         bidirectional, max_distance: As in `relative_bias`.
         factor: What an `alibi` bias is multiplied with.
         rounded: An `alibi` bias is computed in bfloat16, whatever the model's dtype.
+        given: The tensor of an `argument`, our copy.
         terms: Terms of the scores besides the content's, by which the scale is divided (DeBERTa).
     """
 
     kind: str
     own: bool
     table: Tensor | None = None
+    given: Tensor | None = None
     bidirectional: bool = False
     max_distance: int = 128
     factor: float = 1.0
@@ -52,13 +54,13 @@ def given_bias(record: SiteRecord, table: nn.Module | None) -> BiasPlan | None:
     if isinstance(table, nn.Embedding):
         plan = _buckets(record, table)
         ours = bias_tensor(plan, record)
-        same = ours.shape[-2:] == given.shape[-2:] and torch.allclose(ours, given.detach().float().cpu(), atol=1e-4)
+        same = ours.shape[-2:] == given.shape[-2:] and torch.allclose(ours, to_float(given), atol=1e-4)
         if same:
             return plan
-    return BiasPlan("argument", own=False)
+    return BiasPlan("argument", own=False, given=to_float(given).clone())
 
 
-def shown_biases(record: SiteRecord, heads: int, dim: int) -> Iterator[BiasPlan | None]:
+def shown_biases(record: SiteRecord, dim: int) -> Iterator[BiasPlan | None]:
     """What a module that shows only its weights may add to its scores."""
     if record.bias is not None:
         kinds = getattr(record.site.module, "pos_att_type", None) or ()
@@ -73,36 +75,41 @@ def shown_biases(record: SiteRecord, heads: int, dim: int) -> Iterator[BiasPlan 
 
 def bias_tensor(plan: BiasPlan, record: SiteRecord) -> Tensor:
     """The bias, float32, broadcastable to (batch, head, query, key)."""
-    rows, keys = record.call.weights.shape[-2:]
-    heads = record.call.weights.shape[1]
+    _, heads, rows, keys = record.call.weights.shape
     if plan.kind == "buckets":
-        assert plan.table is not None
-        bucketed = relative_bias(
-            plan.table.numpy(), rows, keys, bidirectional=plan.bidirectional, max_distance=plan.max_distance
-        )
-        return torch.from_numpy(bucketed).float()[None]
+        return _bucket_bias(plan, rows, keys)
     if plan.kind == "alibi":
-        slopes, positions = alibi_slopes(heads), np.arange(keys)
-        linear = alibi_key_bias(slopes, positions)
-        if plan.rounded:
-            linear = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
-        return torch.from_numpy(linear * plan.factor).float()[None]
+        return _linear_bias(plan, heads, keys)
     if plan.kind == "method":
         assert record.bias is not None
-        bias = record.bias.detach().float().cpu()
+        bias = to_float(record.bias)
         return bias.reshape(-1, heads, *bias.shape[-2:])
-    assert record.call.arguments is not None
-    given: Tensor = record.call.arguments.options["position_bias"]
-    return given.detach().float().cpu()
+    assert plan.given is not None
+    return plan.given
+
+
+def _bucket_bias(plan: BiasPlan, rows: int, keys: int) -> Tensor:
+    assert plan.table is not None
+    bias = relative_bias(
+        plan.table.numpy(), rows, keys, bidirectional=plan.bidirectional, max_distance=plan.max_distance
+    )
+    return torch.from_numpy(bias).float()[None]
+
+
+def _linear_bias(plan: BiasPlan, heads: int, keys: int) -> Tensor:
+    slopes, positions = alibi_slopes(heads), np.arange(keys)
+    linear = alibi_key_bias(slopes, positions)
+    if plan.rounded:
+        linear = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
+    return torch.from_numpy(linear * plan.factor).float()[None]
 
 
 def _buckets(record: SiteRecord, table: nn.Embedding) -> BiasPlan:
-    config = getattr(record.site.module, "config", None)
-    distance = getattr(config, "relative_attention_max_distance", 128)
+    distance = getattr(record.config, "relative_attention_max_distance", 128)
     return BiasPlan(
         "buckets",
         own=True,
-        table=table.weight.detach().float().cpu().clone(),
+        table=to_float(table.weight).clone(),
         bidirectional=not record.site.causal,
         max_distance=distance,
     )

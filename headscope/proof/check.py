@@ -2,101 +2,137 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headscope.capture.feed import Axis
+from headscope.errors import ModelError
+from headscope.models.weights import HeadWeights
+from headscope.proof.closeness import TOLERANCES, allowed_weights, working_dtype
 from headscope.proof.plan import Plan
 from headscope.proof.rebuild import Rebuilt
 from headscope.proof.record import SiteRecord
 from headscope.results import SiteCheck
 
+Array = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
-class Tolerance:
-    """How far our numbers may be from the model's: absolute on weights, relative to the largest value on outputs."""
+class Difference:
+    """|ours - theirs| on real rows, and the largest of theirs there."""
 
-    weights: float
-    output: float
+    cells: Array
+    scale: float
+
+    @staticmethod
+    def between(ours: Array, theirs: Array, real: NDArray[np.bool_]) -> Difference:
+        """Compare two arrays where `real`, which broadcasts to them, is True; padding may hold anything, NaN too."""
+        cells = np.where(real, np.abs(ours - theirs), 0.0)
+        return Difference(cells, float(np.abs(np.where(real, theirs, 0.0)).max(initial=0.0)))
+
+    @property
+    def absolute(self) -> float:
+        """The largest difference; NaN if there is one."""
+        return float(self.cells.max(initial=0.0))
+
+    @property
+    def relative(self) -> float:
+        """The largest difference in units of the largest value."""
+        return self.absolute / max(self.scale, 1e-12)
 
 
-# float32 differs by the order of summation. Half precisions differ by the rounding of scores before the softmax: a
-# score of 16 is off by up to 2^-4 in bfloat16 (8 bits), which moves a weight by as much of itself.
-TOLERANCES = {
-    torch.float32: Tolerance(1e-5, 1e-4),
-    torch.float64: Tolerance(1e-5, 1e-4),
-    torch.float16: Tolerance(1e-2, 2e-2),
-    torch.bfloat16: Tolerance(6e-2, 6e-2),
-}
+def compare(
+    plan: Plan,
+    record: SiteRecord,
+    rebuilt: Rebuilt,
+    query: Axis,
+    backend: str,
+    current: Callable[[], HeadWeights],
+) -> SiteCheck:
+    """Compare the real rows of a rebuilt site with the model's.
 
-
-def compare(plan: Plan, record: SiteRecord, rebuilt: Rebuilt, query: Axis, backend: str) -> SiteCheck:
-    """Compare the real rows of a rebuilt site with the model's."""
-    tolerance = TOLERANCES[record.call.weights.dtype]
-    valid = query.valid.cpu().numpy()
-    theirs = record.call.weights.detach().double().cpu().numpy()
-    by_cell = np.abs(rebuilt.weights - theirs) * valid[:, None, :, None]
-    _, head, row, column = (int(i) for i in np.unravel_index(int(by_cell.argmax()), by_cell.shape))
-    weights_off = float(by_cell.max())
-    context, context_scale = _context_difference(plan, record, rebuilt, valid)
-    absolute, relative = _output_difference(plan, record, rebuilt, valid, context, context_scale)
-    passed = weights_off <= tolerance.weights and relative <= tolerance.output
-    if weights_off <= tolerance.weights and not passed and context is not None:
-        head = int(context.max(axis=(0, 2, 3)).argmax())
+    Args:
+        query: What the rows are.
+        current: Gives the model's present weights, asked for only to name the head of a difference in the output.
+    """
+    dtype = working_dtype(record, plan.weights)
+    tolerance, allowed = TOLERANCES[dtype], allowed_weights(dtype, rebuilt.reach)
+    real = query.valid.cpu().numpy()
+    weights = Difference.between(rebuilt.weights, _array(record.call.weights), real[:, None, :, None])
+    context = _context(plan, record, rebuilt, real)
+    output = _output(plan, record, rebuilt, real, context)
+    same_weights = weights.absolute <= allowed
+    passed = same_weights and (output is None or output.relative <= tolerance.output)
+    _, head, row, column = (int(i) for i in np.unravel_index(int(weights.cells.argmax()), weights.cells.shape))
+    worst: int | None = head
+    if same_weights and not passed:
+        elsewhere = context is None or context.relative <= tolerance.output
+        worst = _changed_output(plan, current) if elsewhere else _worst_head(context)
     return SiteCheck(
         stack=record.site.stack,
         layer=record.site.layer,
         backend=backend,
-        max_abs_weights=weights_off,
-        max_abs_output=absolute,
-        rel_output=relative,
+        max_abs_weights=weights.absolute,
+        allowed_weights=allowed,
+        max_abs_output=None if output is None else output.absolute,
+        rel_output=None if output is None else output.relative,
         positions=plan.positions,
         mask="own" if plan.mask.own else "model",
-        passed=bool(passed and np.isfinite(weights_off) and np.isfinite(absolute)),
-        worst_head=head,
+        passed=passed,
+        worst_head=worst,
         worst_position=(row, column),
     )
 
 
-def _context_difference(
-    plan: Plan, record: SiteRecord, rebuilt: Rebuilt, valid: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64] | None, float]:
-    """|ours - theirs| of each head's result, (batch, head, query, dim), and the largest of theirs."""
-    theirs = None
-    if record.call.arguments is not None:
-        theirs = record.call.arguments.context.detach().double().cpu().numpy()
-    elif record.merged is not None:
-        theirs = record.merged.detach().double().cpu().numpy()
+def _context(plan: Plan, record: SiteRecord, rebuilt: Rebuilt, real: NDArray[np.bool_]) -> Difference | None:
+    """The heads' results, (batch, head, query, dim): as they are projected, else from the attention function."""
+    theirs = record.merged
+    if record.call.arguments is not None and (plan.between or theirs is None):
+        theirs = record.call.arguments.context
+    if theirs is None or theirs.numel() != rebuilt.context.size:
+        return None
     batch, heads, rows, dim = rebuilt.context.shape
-    if theirs is None or theirs.size != rebuilt.context.size:
-        return None, 0.0
-    theirs = theirs.reshape(batch, rows, heads, dim).swapaxes(1, 2)
-    return np.abs(rebuilt.context - theirs) * valid[:, None, :, None], float(np.abs(theirs).max())
+    by_head = _array(theirs).reshape(batch, rows, heads, dim).swapaxes(1, 2)
+    return Difference.between(rebuilt.context, by_head, real[:, None, :, None])
 
 
-def _output_difference(
-    plan: Plan,
-    record: SiteRecord,
-    rebuilt: Rebuilt,
-    valid: NDArray[np.bool_],
-    context: NDArray[np.float64] | None,
-    context_scale: float,
-) -> tuple[float, float]:
-    """Largest difference of the site's output, absolute and relative to the output's largest value.
+def _output(
+    plan: Plan, record: SiteRecord, rebuilt: Rebuilt, real: NDArray[np.bool_], context: Difference | None
+) -> Difference | None:
+    """The site's output; the heads' results where it has none of its own; None where neither can be compared.
 
     Where something lies between heads and projection, both sides of it are compared, and the worse one counts.
     """
-    found: list[tuple[float, float]] = []
+    found = []
     ours = rebuilt.projected if plan.between else rebuilt.output
     if ours is not None and record.output is not None:
-        theirs = record.output.detach().double().cpu().numpy().reshape(ours.shape)
-        found.append((float((np.abs(ours - theirs) * valid[..., None]).max()), float(np.abs(theirs).max())))
+        found.append(Difference.between(ours, _array(record.output).reshape(ours.shape), real[..., None]))
     if context is not None and (plan.between or not found):
-        found.append((float(context.max()), context_scale))
-    if not found:
-        return 0.0, 0.0
-    absolute, scale = max(found, key=lambda pair: pair[0] / max(pair[1], 1e-12))
-    return absolute, absolute / max(scale, 1e-12)
+        found.append(context)
+    return max(found, key=lambda difference: difference.relative, default=None)
+
+
+def _worst_head(context: Difference | None) -> int | None:
+    return None if context is None else int(context.cells.max(axis=(0, 2, 3)).argmax())
+
+
+def _changed_output(plan: Plan, current: Callable[[], HeadWeights]) -> int | None:
+    """The head whose output weights are furthest from the plan's; None where all are as they were."""
+    try:
+        now = current().output
+    except ModelError:  # no longer plain projections
+        return None
+    before = plan.weights.output
+    if now is None or before is None or now.shape != before.shape:
+        return None
+    off = np.abs(_array(now) - _array(before)).max(axis=(1, 2))
+    return int(off.argmax()) if off.max() > 0 else None
+
+
+def _array(tensor: Tensor) -> Array:
+    found: Array = tensor.detach().double().cpu().numpy()
+    return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from headscope.attention.explain import Step, explain, make_step
@@ -16,19 +17,16 @@ from headscope.models.inputs import Batch
 from headscope.models.loading import LoadedModel
 from headscope.models.sites import find_sites
 from headscope.proof.backends import NumPy
-from headscope.proof.bias import bias_tensor
 from headscope.proof.inputs import TEXTS, verification_batch
-from headscope.proof.masks import blocked
-from headscope.proof.plan import Plan, ends, source_tensor
+from headscope.proof.plan import Plan, Role
+from headscope.proof.rebuild import attention_options, gate, position, project, rebuild
 from headscope.proof.record import SiteRecord, record
-from headscope.proof.verify import axes_of, loaded_model, read_plans
+from headscope.proof.reference import axes_of, layer_of, loaded_model, plans_of
+from headscope.proof.sources import source_tensor
 from headscope.results import HeadExplanation
 
-_DONE = {
-    "norm": ("normed", " / its size · weight"),
-    "rotate": ("rotated", ", each pair turned by its position"),
-}
 _NAME = re.compile(r"(?:(?P<stack>[\w.]+)\.)?L(?P<layer>\d{1,6})H(?P<head>\d{1,6})")
+_NUMPY = NumPy()
 
 
 def explain_head(
@@ -61,16 +59,16 @@ def explain_head(
     loaded = loaded_model(model, tokenizer, None, options)
     batch = verification_batch(loaded, text or (TEXTS[0] if loaded.tokenizer is not None else None), None, seed)
     found = _find(loaded, batch, match["stack"], int(match["layer"]))
-    key = (found.site.stack, found.site.layer)
-    reference = read_plans(loaded, batch, {key})
-    if key not in reference.plans:
-        raise ModelError(f"{name} cannot be explained: {reference.reasons.get(key, 'it did not run')}")
-    plan, head = reference.plans[key], int(match["head"])
+    stack, layer = layer_of(found.site)
+    reference = plans_of(loaded.model, [found], batch, copy=False)
+    if not reference.plans:
+        raise ModelError(f"{name} cannot be explained: {reference.reasons[stack, layer]}")
+    plan, head = reference.plans[stack, layer], int(match["head"])
     num_heads = plan.weights.query.shape[0]
     if head >= num_heads:
-        raise InputError(f"head {head} does not exist in layer {key[1]}", f"Valid heads: 0-{num_heads - 1}.")
-    steps = tuple(_steps(plan, found, batch, head, size))
-    return HeadExplanation(f"L{key[1]}H{head}", key[0], _labels(found, batch), steps)
+        raise InputError(f"head {head} does not exist in layer {layer}", f"Valid heads: 0-{num_heads - 1}.")
+    steps = tuple(_Head(plan, found, batch, head, size).steps())
+    return HeadExplanation(f"L{layer}H{head}", stack, _labels(found, batch), steps)
 
 
 def _find(loaded: LoadedModel, batch: Batch, stack: str | None, layer: int) -> SiteRecord:
@@ -94,57 +92,153 @@ def _labels(found: SiteRecord, batch: Batch) -> tuple[tuple[str, ...], tuple[str
     return sides[0], sides[1]
 
 
-def _steps(plan: Plan, found: SiteRecord, batch: Batch, head: int, size: int) -> Iterator[Step]:
-    query_axis, key_axis = axes_of(found, batch)
-    backend = NumPy()
-    rows, keys = int(query_axis.lengths[0]), int(key_axis.lengths[0])
-    group = head * plan.weights.key.shape[0] // plan.weights.query.shape[0]
-    cut = {"rows": size, "columns": size}
+@dataclass(frozen=True)
+class _Head:
+    """One head of one site on the first text of a batch, with matrices cut to their first `size` rows and columns."""
 
-    x = source_tensor(found, plan.sources[0])[0, :rows].double().numpy()
-    yield make_step("input", "X: the layer's input, one row a token", x, ("n_q", "d_model"), **cut)
-    w_q = plan.weights.query[head].detach().double().cpu().numpy().T
-    yield make_step("query weights", f"W_q of head {head}", w_q, ("d_model", "d_k"), **cut)
-    ends_now = []
-    for end, index, length in ((0, head, rows), (1, group, keys)):
-        letter, axis = ("Q", "n_q") if end == 0 else ("K", "n_k")
-        projected = _end(plan, found, backend, end, ())[0, index, :length]
-        how = "" if group == head or end == 0 else f" of key-value head {group}"
-        yield make_step(f"projected {letter}", f"X · W_{letter.lower()}{how}", projected, (axis, "d_k"), **cut)
+    plan: Plan
+    found: SiteRecord
+    batch: Batch
+    head: int
+    size: int
+
+    @property
+    def group(self) -> int:
+        """The key-value head that this head uses."""
+        return self.head * self.plan.weights.key.shape[0] // self.plan.weights.query.shape[0]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Real query and key tokens."""
+        query, key = axes_of(self.found, self.batch)
+        return int(query.lengths[0]), int(key.lengths[0])
+
+    def steps(self) -> Iterator[Step]:
+        """All steps in order."""
+        yield from self._inputs()
+        yield from self._ends("query", "Q")
+        yield from self._ends("key", "K")
+        yield from self._scores()
+        yield from self._after()
+
+    def _step(self, name: str, formula: str, array: Any, *axes: str) -> Step:
+        return make_step(name, formula, array, (axes[0], axes[1]), rows=self.size, columns=self.size)
+
+    def _inputs(self) -> Iterator[Step]:
+        rows, keys = self.lengths
+        plan, record = self.plan, self.found
+        x = source_tensor(record, plan.query.source)[0, :rows].double().numpy()
+        yield self._step("input", "X: the layer's input, one row a token", x, "n_q", "d_model")
+        if self.found.site.cross:
+            z = source_tensor(record, plan.key.source)[0, :keys].double().numpy()
+            yield self._step("other input", "Z: the sequence that is looked at, one row a token", z, "n_k", "d_other")
+        w_q = plan.weights.query[self.head].detach().double().cpu().numpy().T
+        yield self._step("query weights", f"W_q of head {self.head}", w_q, "d_model", "d_k")
+
+    # -------------------------------------------------------------- queries, keys, values
+    def _formula(self, letter: str, bias: Any) -> str:
+        """The projection of queries, keys or values in words."""
+        given = "Z" if self.found.site.cross and letter != "Q" else "X"
+        shared = self.group != self.head or self.plan.weights.key.shape[0] != self.plan.weights.query.shape[0]
+        how = f" of key-value head {self.group}" if shared and letter != "Q" else ""
+        low = letter.lower()
+        return f"{letter} = {given} · W_{low}{how}" + ("" if bias is None else f" + b_{low}")
+
+    def _cut(self, x: Any, role: Role) -> NDArray[np.float64]:
+        rows, keys = self.lengths
+        found: NDArray[np.float64] = x[0, self.head, :rows] if role == "query" else x[0, self.group, :keys]
+        return found
+
+    def _ends(self, role: Role, letter: str) -> Iterator[Step]:
+        """How queries or keys are made, up to what enters the scores, which is left to the steps of the scores."""
+        plan, axis = self.plan, "n_q" if role == "query" else "n_k"
+        projected = project(plan.weights, plan.end(role), self.found, _NUMPY, role)
+        formula = self._formula(letter, getattr(plan.weights, f"{role}_bias"))
+        yield self._step(f"projected {letter}", formula, self._cut(projected, role), axis, "d_k")
         for stop, step in enumerate(plan.order, 1):
-            projected = _end(plan, found, backend, end, plan.order[:stop])[0, index, :length]
-            formula = {"norm": f"{letter} / its size · weight", "rotate": f"{letter}, each pair turned by its position"}
-            yield make_step(
-                f"{step}d {letter}".replace("normd", "normed"), formula[step], projected, (axis, "d_k"), **cut
-            )
-        ends_now.append(projected * plan.factors[end])
-    if plan.borrowed and found.call.arguments is not None:
-        ends_now = [
-            backend.array(found.call.arguments.query)[0, head, :rows],
-            backend.array(found.call.arguments.key)[0, group, :keys],
-        ]
-    value = _end(plan, found, backend, 2, ())[0, group, :keys]
-    output = plan.weights.output
-    yield from explain(
-        ends_now[0],
-        ends_now[1],
-        value,
-        scale=plan.scale,
-        mask=blocked(plan.mask, found, query_axis, key_axis)[0, 0, :rows, :keys].numpy(),
-        bias=_bias(plan, found, head, rows, keys),
-        softcap=plan.softcap,
-        sink=None if plan.sinks is None else float(plan.sinks[head]),
-        output_weight=None if output is None else output[head].detach().double().cpu().numpy(),
-        **cut,
-    )
+            x = position(replace(plan, order=plan.order[:stop]), _NUMPY, role, projected)
+            if step == "turn":
+                name, how = "rotated", f"{letter}, each pair of columns turned by the token's position"
+            else:
+                name, how = "normed", f"{letter} divided by its size, times the norm's weight"
+            yield self._step(f"{name} {letter}", how, self._cut(x, role), axis, "d_k")
 
+    def _finished(self, role: Role) -> NDArray[np.float64]:
+        """Queries or keys as they enter the scores."""
+        plan, given = self.plan, self.found.call.arguments
+        if plan.borrowed and given is not None:
+            return self._cut(_NUMPY.array(getattr(given, role)), role)
+        projected = project(plan.weights, plan.end(role), self.found, _NUMPY, role)
+        x: NDArray[np.float64] = self._cut(position(plan, _NUMPY, role, projected), role)
+        return x * plan.end(role).factor
 
-def _end(plan: Plan, found: SiteRecord, backend: NumPy, end: int, order: Sequence[str]) -> Any:
-    return ends(replace(plan, order=tuple(order)), found, backend, plan.sources, only=end)
+    # -------------------------------------------------------------- scores, weights, output
+    def _scores(self) -> Iterator[Step]:
+        """From queries, keys and values to the context, without queries and keys that were shown already."""
+        plan, (rows, keys) = self.plan, self.lengths
+        options = attention_options(plan, self.found, _NUMPY, *axes_of(self.found, self.batch))
+        sinks = None if plan.sinks_after else options["sinks"]
+        value = self._cut(project(plan.weights, plan.value, self.found, _NUMPY, "value"), "value")
+        steps = explain(
+            self._finished("query"),
+            self._finished("key"),
+            value,
+            scale=plan.scale,
+            mask=self._of_head(options["mask"], rows, keys),
+            bias=None if "bias" not in options else self._of_head(options["bias"], rows, keys),
+            softcap=plan.softcap,
+            sink=None if sinks is None else float(sinks[self.head]),
+            rows=self.size,
+            columns=self.size,
+        )
+        for step in steps:
+            formula = self._entering_formula(step)
+            if formula is not None:
+                yield replace(step, formula=formula)
 
+    def _entering_formula(self, step: Step) -> str | None:
+        """What a step of the scores says; None for queries and keys that were shown already."""
+        plan = self.plan
+        if step.name == "value":
+            normed = "" if plan.value.norm is None else ", divided by its size"
+            return self._formula("V", plan.weights.value_bias) + normed
+        if step.name not in ("query", "key"):
+            return step.formula
+        if plan.borrowed:
+            return f"{step.formula}, with its position as the model has it"
+        factor = (plan.query if step.name == "query" else plan.key).factor
+        return None if factor == 1 else f"{step.name[0].upper()} · {factor:.4g}"
 
-def _bias(plan: Plan, found: SiteRecord, head: int, rows: int, keys: int) -> Any:
-    if plan.bias is None:
-        return None
-    full = np.broadcast_to(bias_tensor(plan.bias, found).double().numpy(), found.call.weights.shape)
-    return full[0, head, :rows, :keys]
+    def _of_head(self, x: Any, rows: int, keys: int) -> Any:
+        return np.broadcast_to(x, self.found.call.weights.shape)[0, self.head, :rows, :keys]
+
+    def _after(self) -> Iterator[Step]:
+        """From the context to what the head adds to the layer's output."""
+        plan, found, rows = self.plan, self.found, self.lengths[0]
+        rebuilt = rebuild(plan, found, _NUMPY, *axes_of(found, self.batch))
+        assert rebuilt is not None
+        context = rebuilt.context[0, self.head, :rows]
+        if plan.gated:
+            gates = _NUMPY.sigmoid(gate(plan, found, _NUMPY))[0, self.head, :rows]
+            yield self._step("gate", "G = sigmoid(X · W_g), between 0 and 1", gates, "n_q", "d_v")
+            yield self._step("gated context", "C × G, number by number", context, "n_q", "d_v")
+        elif plan.sinks_after:
+            yield self._step("scaled context", "C, made smaller by the sink's share", context, "n_q", "d_v")
+        if plan.weights.output is None:
+            return
+        if plan.between:
+            merged = found.merged
+            if merged is None or merged.numel() != rebuilt.context.size:
+                return
+            context = self._merged(rebuilt.context.shape)[:rows]
+            formula = "C after a part of the model that we do not rebuild (a gate or a norm): its own numbers"
+            yield self._step("changed context", formula, context, "n_q", "d_v")
+        w_o = plan.weights.output[self.head].detach().double().cpu().numpy()
+        formula = "C · W_o: what this head adds to the layer's output"
+        yield self._step("output", formula, context @ w_o, "n_q", "d_model")
+
+    def _merged(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        batch, heads, rows, dim = shape
+        assert self.found.merged is not None
+        found: NDArray[np.float64] = _NUMPY.array(self.found.merged).reshape(batch, rows, heads, dim)[0, :, self.head]
+        return found

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.errors import InputError
 from headscope.models.inputs import Batch, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.text_config import text_config
@@ -20,7 +21,11 @@ DECODER_TEXTS = ("A cat was tired and sat down.", "They look around.")
 def verification_batch(
     loaded: LoadedModel, text: str | Sequence[str] | None, inputs: Mapping[str, Tensor] | None, seed: int
 ) -> Batch:
-    """One batch: the given inputs or texts, else two sentences, else seeded numbers of the right shape."""
+    """One batch: the given inputs or texts, else two sentences, else seeded numbers of the right shape.
+
+    Raises:
+        InputError: Text for a model that starts from something else.
+    """
     options: dict[str, Any] = {"batch_size": 1 << 16}
     if inputs is not None:
         return prepare(loaded, tensors=inputs).batches[0]
@@ -34,6 +39,10 @@ def verification_batch(
         if getattr(loaded.model.config, "is_encoder_decoder", False):
             options["decoder_texts"] = [DECODER_TEXTS[i % len(DECODER_TEXTS)] for i in range(len(texts))]
         return prepare(loaded, **options).batches[0]
+    if text is not None:
+        raise InputError(
+            f"{loaded.name} does not start from text: it reads {main}", "Leave the text out: the check runs on noise."
+        )
     return prepare(loaded, tensors=_random_tensors(loaded, main, seed)).batches[0]
 
 

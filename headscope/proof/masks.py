@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,8 +108,13 @@ def _counted(mask: Tensor, query: Axis) -> Tensor:
 
 def _declared(site: Site, record: SiteRecord) -> Iterator[MaskPlan]:
     """What the site says of itself: causal or not, and the windows that it names."""
-    sizes = _sizes(site, record)
+    sizes = _sizes(record)
     options = {} if record.call.arguments is None else record.call.arguments.options
+    if site.causal and isinstance(options.get("sliding_window"), int):
+        # The layer is windowed, so that a mask without a window is not what the config says.
+        yield MaskPlan(True, "window", options["sliding_window"])
+        yield MaskPlan(True, "chunked", options["sliding_window"])
+        return
     if not site.causal and True not in (options.get("is_causal"), record.arguments.get("is_causal")):
         yield MaskPlan(True)
         for size in sizes:
@@ -124,11 +128,10 @@ def _declared(site: Site, record: SiteRecord) -> Iterator[MaskPlan]:
         yield MaskPlan(True, "chunked", size)
 
 
-def _sizes(site: Site, record: SiteRecord) -> list[int]:
-    config: Any = getattr(site.module, "config", None)
+def _sizes(record: SiteRecord) -> list[int]:
     options = {} if record.call.arguments is None else record.call.arguments.options
     found = [options.get("sliding_window"), record.arguments.get("sliding_window")]
-    for owner in (site.module, config):
+    for owner in (record.site.module, record.config):
         # As stored: configs with one value a layer refuse to be asked for one.
         found += [vars(owner).get(n) for n in _WINDOWS] if owner is not None else []
     sizes = [v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0]

@@ -69,7 +69,8 @@ def _candidates(found: nn.Module, heads: int, dim: int) -> Iterator[Norm]:
 
 def _parameter(found: nn.Module, name: str) -> Tensor | None:
     value = getattr(found, name, None)
-    return value.detach().float().cpu() if isinstance(value, Tensor) else None
+    # A copy: what belongs to the checkpoint must not change with the model.
+    return value.detach().to("cpu", torch.float32, copy=True) if isinstance(value, Tensor) else None
 
 
 def _run(found: nn.Module, x: Tensor, norm: Norm) -> Tensor | None:
@@ -79,11 +80,7 @@ def _run(found: nn.Module, x: Tensor, norm: Norm) -> Tensor | None:
     try:
         with torch.no_grad():
             if norm.whole:
-                y = (
-                    found(fed.transpose(1, 2).flatten(2))
-                    .reshape(x.shape[0], x.shape[2], norm.heads, -1)
-                    .transpose(1, 2)
-                )
+                y = _apart(found(_together(fed)), norm.heads)
             elif norm.weight is not None and norm.weight.ndim == 3:
                 y = found(fed.transpose(1, 2)).transpose(1, 2)
             else:
@@ -94,12 +91,19 @@ def _run(found: nn.Module, x: Tensor, norm: Norm) -> Tensor | None:
 
 
 def _apply(x: Tensor, norm: Norm) -> Tensor:
-    y = x.transpose(1, 2).flatten(2) if norm.whole else x
-    if norm.kind == "layer":
-        y = torch.nn.functional.layer_norm(y, (y.shape[-1],), eps=norm.eps)
-    else:
-        y = torch.nn.functional.rms_norm(y, (y.shape[-1],), eps=norm.eps)
-    if norm.weight is not None:
-        y = y * (norm.weight + norm.offset)
+    y = _together(x) if norm.whole else x
+    function = torch.nn.functional.layer_norm if norm.kind == "layer" else torch.nn.functional.rms_norm
+    y = function(y, (y.shape[-1],), eps=norm.eps)
+    y = y if norm.weight is None else y * (norm.weight + norm.offset)
     y = y if norm.bias is None else y + norm.bias
-    return y.reshape(x.shape[0], x.shape[2], norm.heads, -1).transpose(1, 2) if norm.whole else y
+    return _apart(y, norm.heads) if norm.whole else y
+
+
+def _together(x: Tensor) -> Tensor:
+    """(batch, heads, n, dim) -> (batch, n, heads * dim)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _apart(x: Tensor, heads: int) -> Tensor:
+    """(batch, n, heads * dim) -> (batch, heads, n, dim)."""
+    return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)

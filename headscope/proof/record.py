@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.capture.layerwise import Call, run
 from headscope.errors import ModelError
-from headscope.models.projections import projections
+from headscope.models.projections import Projections, projections
 from headscope.models.sites import Site
 
 # A method that adds position-dependent scores which no mask or position argument shows (DeBERTa).
@@ -38,12 +39,16 @@ class SiteRecord:
         output: (batch, query, features), the output of the output projection; None where there is none.
         bias: What the module's own bias method returned, None where it has none.
         arguments: All keyword arguments of the module.
+        config: The module's config, or that of the nearest module around it; None where none has any.
+        mixed: The model read more than tokens: images or sounds.
     """
 
     call: Call
     tensors: dict[str, Tensor]
     rotations: list[tuple[Tensor, Tensor]]
     arguments: dict[str, Any]
+    config: PreTrainedConfig | None
+    mixed: bool
     merged: Tensor | None = None
     output: Tensor | None = None
     bias: Tensor | None = None
@@ -55,15 +60,15 @@ class SiteRecord:
 
 
 @dataclass
-class _Module:
-    """What the hooks of one module have seen in its present call."""
+class _Seen:
+    """What the hooks of one module have seen in its present call; of modules that are called twice in it, the first."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    entering: dict[str, Tensor] = field(default_factory=dict)
     merged: Tensor | None = None
     output: Tensor | None = None
     bias: Tensor | None = None
-    entering: dict[str, Tensor] = field(default_factory=dict)
 
 
 def record(
@@ -75,87 +80,113 @@ def record(
         A record for each site that ran, in the order in which they did, and a reason for each path that gave no
         attention weights.
     """
-    seen = {id(s.module): _Module() for s in sites}
-    calls: list[tuple[Call, _Module]] = []
+    watchers = {id(s.module): _Watcher(s, model) for s in sites}
+    calls: list[tuple[Call, _Seen]] = []
 
     def take(call: Call) -> None:
-        calls.append((call, seen[id(call.site.module)]))
+        calls.append((call, watchers[id(call.site.module)].seen))
 
     with ExitStack() as stack:
-        for site in {id(s.module): s for s in sites}.values():
-            stack.enter_context(_watched(model, site, seen))
+        for watcher in watchers.values():
+            stack.enter_context(watcher.watching())
         run(model, sites, inputs, take)
     found = {c.site.path for c, _ in calls}
     silent = {s.path: "no attention weights on this input" for s in sites if s.path not in found}
-    return [_record(call, state) for call, state in calls], silent
+    mixed = any(isinstance(t, Tensor) and t.is_floating_point() for t in inputs.values())
+    return [_record(model, call, seen, mixed) for call, seen in calls], silent
 
 
-def _record(call: Call, state: _Module) -> SiteRecord:
-    tensors, rotations = _arguments(state)
-    tensors |= {name: _as_sequence(t) for name, t in state.entering.items() if t.ndim in (2, 3, 4)}
-    return SiteRecord(call, tensors, rotations, state.kwargs, state.merged, state.output, state.bias)
+def _record(model: nn.Module, call: Call, seen: _Seen, mixed: bool) -> SiteRecord:
+    tensors, rotations = _arguments(seen)
+    tensors |= {name: _as_sequence(t) for name, t in seen.entering.items() if t.ndim in (2, 3, 4)}
+    return SiteRecord(
+        call=call,
+        tensors=tensors,
+        rotations=rotations,
+        arguments=seen.kwargs,
+        config=_config(model, call.site.path),
+        mixed=mixed,
+        merged=seen.merged,
+        output=seen.output,
+        bias=seen.bias,
+    )
 
 
-@contextmanager
-def _watched(model: nn.Module, site: Site, seen: dict[int, _Module]) -> Iterator[None]:
-    """Hooks on a module and on its projections, wherever the output projection sits."""
-    module, key = site.module, id(site.module)
-    handles = []
+def _config(model: nn.Module, path: str) -> PreTrainedConfig | None:
+    parts = path.split(".")
+    around = (model.get_submodule(".".join(parts[:n])) for n in range(len(parts), -1, -1))
+    configs = (getattr(module, "config", None) for module in around)
+    return next((c for c in configs if isinstance(c, PreTrainedConfig)), None)
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen[key] = _Module(args, dict(kwargs))
 
-    def projected(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and seen[key].output is None:
-            seen[key].merged, seen[key].output = args[0], output
+class _Watcher:
+    """Hooks on one module and on its projections, wherever the output projection sits."""
 
-    def entering(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+    def __init__(self, site: Site, model: nn.Module) -> None:
+        self.module = site.module
+        self.seen = _Seen()
+        try:
+            self.projections: Projections | None = projections(site, model=model)
+        except ModelError:  # not plain projections: the reason is given where the weights are read
+            self.projections = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the end of the block."""
+        handles = [self.module.register_forward_pre_hook(self._enter, with_kwargs=True), *self._on_projections()]
+        try:
+            with self._on_bias_method():
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _on_projections(self) -> Iterator[RemovableHandle]:
+        if self.projections is None:
+            return
+        for role, name in PROJECTION_INPUT.items():
+            owner = getattr(self.projections, role).weight.owner
+            if owner is not self.module:
+                yield owner.register_forward_pre_hook(self._keep_input(name))
+        output = self.projections.output
+        if output is not None and output.weight.owner is not self.module:
+            yield output.weight.owner.register_forward_hook(self._projected)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.seen = _Seen(args, dict(kwargs))
+
+    def _keep_input(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args and isinstance(args[0], Tensor):
-                seen[key].entering.setdefault(name, args[0])
+                self.seen.entering.setdefault(name, args[0])
 
         return keep
 
-    handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-    try:
-        found = projections(site, model=model)
-    except ModelError:  # not plain projections: the reason is given where the weights are read
-        found = None
-    for role in ("query", "key", "value") if found is not None else ():
-        owner = getattr(found, role).weight.owner
-        if owner is not module:
-            handles.append(owner.register_forward_pre_hook(entering(PROJECTION_INPUT[role])))
-    if found is not None and found.output is not None and found.output.weight.owner is not module:
-        handles.append(found.output.weight.owner.register_forward_hook(projected))
-    try:
-        with _watched_bias(module, seen, key):
+    def _projected(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and self.seen.output is None:
+            self.seen.merged, self.seen.output = args[0], output
+
+    @contextmanager
+    def _on_bias_method(self) -> Iterator[None]:
+        method = getattr(self.module, BIAS_METHOD, None)
+        if method is None:
             yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            return
+
+        @wraps(method)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.seen.bias = result = method(*args, **kwargs)
+            return result
+
+        setattr(self.module, BIAS_METHOD, watched)
+        try:
+            yield
+        finally:
+            delattr(self.module, BIAS_METHOD)
 
 
-@contextmanager
-def _watched_bias(module: nn.Module, seen: dict[int, _Module], key: int) -> Iterator[None]:
-    method = getattr(module, BIAS_METHOD, None)
-    if method is None:
-        yield
-        return
-
-    @wraps(method)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        seen[key].bias = result = method(*args, **kwargs)
-        return result
-
-    setattr(module, BIAS_METHOD, watched)
-    try:
-        yield
-    finally:
-        delattr(module, BIAS_METHOD)
-
-
-def _arguments(state: _Module) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
-    given = {f"argument {i}": v for i, v in enumerate(state.args)} | state.kwargs
+def _arguments(seen: _Seen) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
+    given = {f"argument {i}": v for i, v in enumerate(seen.args)} | seen.kwargs
     tensors, rotations = {}, []
     for name, value in given.items():
         if isinstance(value, Tensor) and value.is_complex():

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from math import inf, isfinite
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -51,19 +52,27 @@ def verdict(result: Verification) -> str:
         return "not verified: no site could be rebuilt"
     if result.passed:
         return f"passed: {len(sites)} sites rebuilt, {len(result.skipped)} skipped"
-    worst = max((s for s in result.sites if not s.passed), key=lambda s: (s.max_abs_weights, s.rel_output))
+    worst = max((s for s in result.sites if not s.passed), key=_excess)
     failed = {(s.stack, s.layer) for s in result.sites if not s.passed}
-    row, column = worst.worst_position
-    return (
-        f"FAILED: {len(failed)} of {len(sites)} sites differ, most in {worst.stack} L{worst.layer}H{worst.worst_head} "
-        f"(query {row}, key {column})"
-    )
+    if not worst.max_abs_weights <= worst.allowed_weights:
+        where = f"L{worst.layer}H{worst.worst_head} (query {worst.worst_position[0]}, key {worst.worst_position[1]})"
+    else:
+        head = "" if worst.worst_head is None else f"H{worst.worst_head}"
+        where = f"L{worst.layer}{head} (its output)"
+    return f"FAILED: {len(failed)} of {len(sites)} sites differ, most in {worst.stack} {where}"
+
+
+def _excess(site: SiteCheck) -> tuple[float, float]:
+    """What makes a site worse than another; not a number is worst of all."""
+    numbers = (site.max_abs_weights, site.rel_output or 0.0)
+    return (numbers[0], numbers[1]) if all(map(isfinite, numbers)) else (inf, inf)
 
 
 def _cells(site: SiteCheck) -> list[Text]:
     style = "" if site.passed else "red"
-    numbers = [f"{getattr(site, name):.1e}" for name in _NUMBERS]
-    texts = [f"{site.stack}.{site.layer}", site.backend, *numbers, site.positions, site.mask, f"H{site.worst_head}"]
+    numbers = ["-" if (v := getattr(site, name)) is None else f"{v:.1e}" for name in _NUMBERS]
+    worst = "-" if site.worst_head is None else f"H{site.worst_head}"
+    texts = [f"{site.stack}.{site.layer}", site.backend, *numbers, site.positions, site.mask, worst]
     return [Text(visible(t), style) for t in (*texts, "ok" if site.passed else "DIFFERS")]
 
 
