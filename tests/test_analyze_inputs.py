@@ -156,6 +156,14 @@ def test_neither_order_nor_batches_matter(order, size, name):
             assert spread.sd is None or abs(spread.sd - b.spread[name_].sd) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_what_a_decoder_generates_does_not_depend_on_the_batch(name):
+    model = build_family(name)
+    results = [headscope.analyze(model, ids=MORE_ROWS, batch_size=size) for size in (1, 4)]
+    same(results[0].heads, results[1].heads)
+    assert results[0].warnings == results[1].warnings
+
+
 @pytest.mark.parametrize("name", ["clip", "whisper"])
 def test_towers_give_in_a_batch_what_they_give_alone(name):
     model, family = build_family(name), FAMILIES[name]
@@ -219,6 +227,8 @@ def test_nothing_to_measure_and_nothing_to_measure_it_with():
     for arguments in ({}, {"texts": ""}, {"texts": []}, {"texts": ["a", " "]}):
         with pytest.raises((InputError, ModelError)):
             headscope.analyze(model, **arguments)
+    with pytest.raises(InputError, match="inputs is a list, not a dict of tensors"):
+        headscope.analyze(model, inputs=[torch.tensor([[5]])])
     with pytest.raises(InputError, match="unknown engine 'fast'"):
         headscope.analyze(model, ids=ROWS[0], engine="fast")
     for wrong in (5, object(), torch.nn.Linear(2, 2), b"bert"):

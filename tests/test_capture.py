@@ -22,7 +22,6 @@ from transformers import (
     LongT5Model,
     SwinConfig,
     SwinModel,
-    T5ForConditionalGeneration,
 )
 
 import headscope
@@ -110,12 +109,14 @@ def test_each_part_of_a_composite_keeps_its_own_attention():
     assert state_of(model) == before
 
 
-def test_a_decoder_text_is_generated_without_leaving_a_trace():
-    model: T5ForConditionalGeneration = build_family("t5")
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_decoder_text_is_generated_without_dropout_and_without_a_trace(name):
+    model = unusual(with_dropout(name))
     before = state_of(model)
     first, second = (headscope.analyze(model, ids=IDS) for _ in range(2))
     assert {h.stack for h in first.heads} == {"encoder", "decoder", "cross"}
     assert first.to_dict() == second.to_dict() and state_of(model) == before
+    assert first.heads == headscope.analyze(build_family(name), ids=IDS).heads
 
 
 class Broken(Exception):

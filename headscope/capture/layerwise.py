@@ -92,7 +92,7 @@ def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tens
     """
     recorder = _Recorder(sites, take)
     with _one_at_a_time, ExitStack() as stack:
-        stack.enter_context(_eager(model))
+        stack.enter_context(eager_evaluation(model))
         stack.enter_context(_listening(recorder))
         stack.enter_context(_hooked(recorder))
         stack.enter_context(torch.no_grad())
@@ -297,7 +297,7 @@ def _flat(output: Any) -> Iterator[Tensor]:
 
 # ------------------------------------------------------------------ the model as it has to be, and back
 @contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
+def eager_evaluation(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode and eager attention in every part of the model, each restored on the way out."""
     training = [(m, m.training) for m in model.modules()]
     configs = _configs(model)

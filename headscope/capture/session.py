@@ -82,7 +82,9 @@ class Capture:
             self.unreadable.setdefault((site.stack, site.layer), _silent(site))
 
     def _note(self, call: Call) -> None:
-        heads = call.weights.shape[1] if call.weights.ndim == 4 else 0
+        if call.weights.ndim != 4:
+            return
+        heads = call.weights.shape[1]
         kv_heads = call.num_kv_heads or _kv_heads(call.site.module, heads)
         key = (call.site.stack, call.site.layer)
         self.facts.setdefault(key, SiteFacts(call.site, heads, kv_heads, call.head_dim))
