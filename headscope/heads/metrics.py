@@ -147,8 +147,6 @@ def _on_target(block: RowBlock, target: Tensor) -> RowValues:
     """Weights on one key a row; rows whose key does not exist, or is removed, cannot show it."""
     keys = block.weights.shape[-1]
     exists = (target >= block.first_key) & (target < keys)
-    if not block.cross:
-        exists = exists & (target < block.lengths[:, None, None])
     index = target.clamp(0, keys - 1)[:, None].expand(*block.weights.shape[:3], 1)
     return block.weights.gather(-1, index)[..., 0], block.valid & exists
 
