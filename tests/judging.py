@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headscope.heads.metrics import metric_names
+from headscope.heads.metrics import METRICS, metric_names
 from tests import reference
 
 TOLERANCE = 1e-5
@@ -77,12 +77,26 @@ def compare(result, judges, names=None):
             for ours, theirs in ((head.metrics, judge.value(name)), (head.chance, judge.chance(name))):
                 assert (ours[name] is None) == (theirs is None), (head.stack, head.name, name, ours[name], theirs)
                 worst = max(worst, 0.0 if theirs is None else abs(ours[name] - theirs))
+        check_spread(head, judge)
         if result.rules.name == "seed":
             assert (head.pattern, head.runner_up, head.rest_pattern) == judge.seed(), head
         elif result.rules.name == "calibrated":
             assert (head.pattern, head.runner_up) == judge.calibrated(), head
     assert worst < TOLERANCE, worst
     return worst
+
+
+def check_spread(head, judge):
+    """Standard deviation and middle of the interval of the plain metrics, where there are several texts."""
+    several = len(judge.parts[""]) > 1
+    assert (head.spread is not None) == several
+    for name in METRICS if several else ():
+        if name in head.spread:
+            values, spread = [v for v in judge.per_text(name) if v is not None], head.spread[name]
+            assert spread.texts == len(values) and (spread.sd is None) == (len(values) < 2)
+            if len(values) > 1:
+                assert abs(spread.sd - np.std(values, ddof=1)) < TOLERANCE
+                assert abs((spread.low + spread.high) / 2 - np.mean(values)) < TOLERANCE
 
 
 def _order(result):

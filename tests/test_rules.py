@@ -77,7 +77,8 @@ def test_calibrated_thresholds_are_exact():
     def label(**values):
         return CALIBRATED.label({f"{n}_adjusted": v for n, v in values.items()} | {"relative_entropy": 1.0})
 
-    assert label(sink=0.3) == ("broad", None) and label(sink=after(0.3)) == ("attention_sink", None)
+    for name, own in reference.LABELS.items():
+        assert label(**{name: 0.3}) == ("broad", None) and label(**{name: after(0.3)}) == (own, None)
     assert label(sink=0.9, prev_token=0.1) == ("attention_sink", None)
     assert label(sink=0.9, prev_token=after(0.1)) == ("attention_sink", "prev_token")
     assert label(sink=0.2, prev_token=0.15) == ("broad", None), "no runner-up to nothing"

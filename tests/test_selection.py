@@ -54,6 +54,18 @@ def test_what_exists_nowhere_is_refused_with_what_does(available, items):
     assert error.value.hint == f"Valid layers: {ranges(valid)}; -1 is the last."
 
 
+def test_the_ends_of_what_exists():
+    """Both ends count, from the front and from the back, in the longest list."""
+    for text, chosen in {"3": (3,), "11": (11,), "-1": (11,), "-4": (3,), "3-11": (3, 5, 7, 11), "0-3": (3,)}.items():
+        selection = parse_selection("layer", text)
+        selection.check([[3, 5, 7, 11], [3]], "it")
+        assert selection.within([3, 5, 7, 11]) == chosen
+    for text in ("2", "12", "-5", "3-12", "8-10", "0-2"):
+        with pytest.raises(InputError, match=f"layer {text} does not exist in it"):
+            parse_selection("layer", text).check([[3, 5, 7, 11], [3]], "it")
+    assert parse_selection("layer", "-4").within([3]) == ()
+
+
 @given(numbers)
 def test_ranges_read_back_as_what_they_were(given_numbers):
     text = ranges(given_numbers)

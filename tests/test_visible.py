@@ -106,7 +106,7 @@ def test_without_a_mask_only_a_model_that_looks_at_all_that_is_past_is_causal(si
 
 
 def test_open_cells_of_the_head_that_sees_most():
-    slopes = -torch.tensor([1.0, 3000.0])[:, None, None] * torch.arange(4.0)
+    slopes = -torch.tensor([100.0, 3000.0])[:, None, None] * torch.arange(4.0)
     assert open_cells(slopes, 3, 4).shape == (1, 1, 3, 4) and open_cells(slopes, 3, 4).all()
     assert open_cells(torch.tensor([[0.0, -1e4]]), 1, 2).tolist() == [[[[True, False]]]]
 
