@@ -12,6 +12,7 @@ from headscope.capture.blocks import RowBlock
 from headscope.capture.layerwise import Call
 from headscope.capture.visible import masked_visible, unmasked_visible
 from headscope.errors import ModelError
+from headscope.models.exceptions import PICKED_ROWS
 
 # Values of weights in one block, small enough for a core's cache in float32.
 BLOCK_CELLS = 1 << 19
@@ -75,9 +76,15 @@ def readable(call: Call, size: int) -> None:
     """Refuse a call whose weights cannot belong to its site's layer and to a batch of `size` examples.
 
     Raises:
-        Unreadable: The module computes attention more often than it has layers, or over parts of the examples.
+        Unreadable: The module computes attention more often than it has layers, over parts of the examples, or from
+            tokens that it picks.
     """
     site, shape = call.site, tuple(call.weights.shape)
+    if type(site.module).__name__ in PICKED_ROWS:
+        raise Unreadable(
+            f"{site.path} ({type(site.module).__name__}) attends from some of its tokens only, in no order",
+            "Which row belongs to which token is not known; leave this part out with --stack.",
+        )
     if call.number > site.call:
         raise Unreadable(
             f"{site.path} computes attention more than once in one forward pass: its calls cannot be told apart",

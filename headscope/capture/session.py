@@ -106,7 +106,8 @@ class Capture:
         ends = ((call.site.query_axis, -2), (call.site.key_axis, -1))
         query, key = (self._axis(axes, name, call.weights, dim) for name, dim in ends)
         matrix = matrix_of(call, query, key)
-        check(call, matrix, self.findings, expect_causal=call.site.causal and _reads_text(call.site) and not images)
+        expect_causal = call.site.causal and _reads_text(call.site) and call.site.query_axis in axes and not images
+        check(call, matrix, self.findings, expect_causal)
         if self.groups is not None:
             names = (call.site.query_axis, call.site.key_axis)
             groups = tuple(self.groups(n, a).to(call.weights.device) for n, a in zip(names, (query, key), strict=True))
@@ -123,7 +124,9 @@ class Capture:
         return self._axes[key]
 
     def _hand_on(self, site: Site, matrix: Matrix) -> None:
-        for block in blocks(matrix, site.cross):
+        # Rows and columns of different number are pools or latents beside what they read: positions do not compare.
+        rows, keys = matrix.weights.shape[-2:]
+        for block in blocks(matrix, site.cross or rows != keys):
             for consumer in self.consumers:
                 consumer.rows(site, block)
 

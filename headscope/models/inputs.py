@@ -245,7 +245,15 @@ def _from_tensors(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> Prepare
     if has_decoder(loaded) and decoder is None and "decoder_inputs_embeds" not in tensors:
         batch = _with_decoder(loaded, batch, None, read)
     reads = _in_order(read)
-    return _summary([batch], _generation_note(reads, None), reads)
+    return _summary([batch], [*_mask_note(tensors, axes), *_generation_note(reads, None)], reads)
+
+
+def _mask_note(tensors: Mapping[str, Tensor], axes: Mapping[str, TokenAxis]) -> list[str]:
+    """A sound's mask is of its samples, not of the frames that attend: which of those are padding is not known."""
+    mask = tensors.get("attention_mask")
+    if mask is None or "text" in axes or bool(mask.bool().all()):
+        return []
+    return ["attention_mask without input_ids: rows of padding count like others; better give one example at a time"]
 
 
 def _summary(batches: Sequence[Batch], warnings: Sequence[str], decoder_texts: tuple[str, ...] | None) -> Prepared:

@@ -152,7 +152,9 @@ def _find_modules(model: nn.Module) -> Iterator[_Found]:
             continue
         inside.append(path)
         container, numbers, tail = _split(path)
-        cross = bool(_CROSS.search(tail) or _CROSS.search(type(module).__name__)) or bool(
+        # Without a number nothing tells a stack's name from its modules': `encoder.cross_attention.attention.self`.
+        names = tail if numbers else ".".join(path.split(".")[-3:])
+        cross = bool(_CROSS.search(names) or _CROSS.search(type(module).__name__)) or bool(
             getattr(module, "is_cross_attention", False)
         )
         yield _Found(path, module, container, numbers, cross, interface)
