@@ -12,7 +12,10 @@ from transformers import BertConfig, BertModel, GPTNeoConfig, GPTNeoModel, XLNet
 import headscope
 from fixtures import constructed
 from fixtures.building import build_family
+from headscope.capture.feed import Axis, matrix_of
+from headscope.capture.layerwise import Call
 from headscope.capture.visible import masked_visible, open_cells, unmasked_visible
+from headscope.models.sites import find_sites
 from tests import reference
 from tests.judging import Judge, compare
 from tests.test_analyze_families import judged
@@ -109,6 +112,20 @@ def test_open_cells_of_the_head_that_sees_most():
     slopes = -torch.tensor([100.0, 3000.0])[:, None, None] * torch.arange(4.0)
     assert open_cells(slopes, 3, 4).shape == (1, 1, 3, 4) and open_cells(slopes, 3, 4).all()
     assert open_cells(torch.tensor([[0.0, -1e4]]), 1, 2).tolist() == [[[[True, False]]]]
+
+
+def test_a_module_that_shows_no_mask_tells_by_its_weights():
+    """Padding is never open; a triangle that is in full use is causal where the module says nothing of itself."""
+    site = find_sites(build_family("bloom"))[0]
+    assert not site.causal
+    seen = torch.ones(4, 4, dtype=torch.bool).tril()
+    for weights in (seen / seen.sum(-1, keepdim=True), torch.full((4, 4), 0.25)):
+        axis = Axis(torch.tensor([4, 3]), torch.zeros(2, 4, dtype=torch.bool))
+        batch = torch.stack([weights, weights.masked_fill(torch.arange(4) == 3, 0)])[:, None]
+        visible = matrix_of(Call(site, 0, batch, None), axis, axis).visible
+        expected = (seen if weights[0, 3] == 0 else torch.ones(4, 4, dtype=torch.bool)).expand(2, 1, 4, 4).clone()
+        expected[1, :, :, 3] = False
+        assert torch.equal(visible, expected)
 
 
 # ------------------------------------------------------------------ whole models

@@ -73,15 +73,11 @@ class Call:
 Take = Callable[[Call], None]
 
 
-_one_at_a_time = threading.RLock()
-
-
 def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tensor], take: Take) -> tuple[Site, ...]:
     """Run one forward pass in evaluation mode and call `take` for every attention matrix, layer by layer.
 
     A module that computes attention more often than it has sites gives calls beyond its last site, for the caller to
     refuse. The model's training mode, attention implementation and hooks are as before afterwards, also after an error.
-    Threads take turns, because models share transformers' table of attention functions and may share a config.
 
     Returns:
         The sites whose modules ran but gave no attention weights.
@@ -91,7 +87,7 @@ def run(model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tens
         ResourceError: Out of memory.
     """
     recorder = _Recorder(sites, take)
-    with _one_at_a_time, ExitStack() as stack:
+    with ExitStack() as stack:
         stack.enter_context(eager_evaluation(model))
         stack.enter_context(_listening(recorder))
         stack.enter_context(_hooked(recorder))
@@ -296,22 +292,29 @@ def _flat(output: Any) -> Iterator[Tensor]:
 
 
 # ------------------------------------------------------------------ the model as it has to be, and back
+_one_at_a_time = threading.RLock()
+
+
 @contextmanager
 def eager_evaluation(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode and eager attention in every part of the model, each restored on the way out."""
-    training = [(m, m.training) for m in model.modules()]
-    configs = _configs(model)
-    implementations = [c._attn_implementation_internal for c in configs]
-    try:
-        model.train(mode=False)
-        for config in configs:
-            config._attn_implementation_internal = "eager"
-        yield
-    finally:
-        for config, implementation in zip(configs, implementations, strict=True):
-            config._attn_implementation_internal = implementation
-        for module, mode in training:
-            module.training = mode
+    """Evaluation mode and eager attention in every part of the model, each restored on the way out.
+
+    Threads take turns: models may share a config, and all share transformers' table of attention functions.
+    """
+    with _one_at_a_time:
+        training = [(m, m.training) for m in model.modules()]
+        configs = _configs(model)
+        implementations = [c._attn_implementation_internal for c in configs]
+        try:
+            model.train(mode=False)
+            for config in configs:
+                config._attn_implementation_internal = "eager"
+            yield
+        finally:
+            for config, implementation in zip(configs, implementations, strict=True):
+                config._attn_implementation_internal = implementation
+            for module, mode in training:
+                module.training = mode
 
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:

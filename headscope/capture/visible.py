@@ -69,7 +69,7 @@ def unmasked_visible(mass: Tensor, query: Tensor, key: Tensor, *, cross: bool, c
 def _readings(grid: Tensor) -> list[Tensor]:
     """What a mask of four axes can mean, likeliest first."""
     rows, keys = grid.shape[2:]
-    if grid.is_floating_point() and (bool((grid < 0).any()) or not bool(grid.any())):
+    if grid.is_floating_point() and bool((grid < 0).any()):
         return [open_cells(grid, rows, keys)]
     ones = grid > 0.5 if grid.is_floating_point() else grid.bool()
     return [open_cells(ones, rows, keys), open_cells(~ones, rows, keys)]

@@ -1,0 +1,168 @@
+"""What cannot be measured is refused or reported, with the reason, and the rest is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import DiffLlamaConfig, DiffLlamaModel, LongT5Config, LongT5Model, SwinConfig, SwinModel
+from transformers.models.bert import modeling_bert
+from transformers.models.llama import modeling_llama
+
+import headscope
+from fixtures.building import build_family, reference_attentions
+from fixtures.families import FAMILIES
+from headscope.errors import ModelError
+from tests.test_capture import IDS, tiny_gpt2
+
+
+def test_a_leaking_causal_mask_is_reported(monkeypatch):
+    model = build_family("llama")
+    assert not headscope.analyze(model, ids=IDS).warnings
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **_: None)
+    result = headscope.analyze(model, ids=IDS)
+    (warning,) = result.warnings
+    assert "self: attention above the diagonal in a causal model (layers 0, 1, 2)" in warning
+
+
+def test_a_mask_that_only_pretends_is_reported(monkeypatch):
+    """The mask says causal, but the attention function does not apply it."""
+    plain = modeling_llama.eager_attention_forward
+
+    def ignoring(module, query, key, value, attention_mask, **options):
+        return plain(module, query, key, value, None, **options)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", ignoring)
+    result = headscope.analyze(build_family("llama"), ids=IDS)
+    assert any("above the diagonal" in line for line in result.warnings)
+    assert result.heads[0].chance["sink"] == pytest.approx(1 / 12), "so all keys are open"
+
+
+def test_attention_to_padding_is_refused(monkeypatch):
+    monkeypatch.setattr(modeling_bert, "create_bidirectional_mask", lambda **_: None)
+    model = build_family("bert")
+    with pytest.raises(ModelError, match=r"looks at padding: up to \d+\.\d% of a row") as error:
+        headscope.analyze(model, ids=[IDS, IDS[:5]], batch_size=2)
+    assert "one text at a time" in error.value.hint
+    assert headscope.analyze(model, ids=[IDS, IDS[:5]], batch_size=1).inputs.texts == 2
+
+
+@pytest.mark.parametrize("family", ["bert", "bloom"])
+def test_weights_that_are_not_numbers_are_refused(family):
+    model = build_family(family)
+    with torch.no_grad():
+        dict(model.named_parameters())[
+            "encoder.layer.1.attention.self.query.weight"
+            if family == "bert"
+            else "transformer.h.1.self_attention.query_key_value.weight"
+        ][0, 0] = torch.nan
+    with pytest.raises(ModelError, match=r"\(layer 1\) returned NaN attention weights"):
+        headscope.analyze(model, ids=IDS)
+
+
+def scaled_rows(module, factor):
+    plain = module.forward
+
+    def forward(*args, **kwargs):
+        output = plain(*args, **kwargs)
+        return (output[0], output[1] * factor, *output[2:])
+
+    module.forward = forward
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.5])
+def test_rows_that_do_not_sum_to_one_without_a_sink_are_left_out(factor):
+    model = build_family("deberta_v2")
+    scaled_rows(model.encoder.layer[1].attention.self, factor)
+    result = headscope.analyze(model, ids=IDS)
+    assert {h.layer for h in result.heads} == {0, 2}
+    (warning,) = result.warnings
+    assert "layer 1 is left out: encoder.layer.1.attention.self (layer 1) returned values that are not" in warning
+    assert f"a row sums to {factor}" in warning
+    for layer in model.encoder.layer[::2]:
+        scaled_rows(layer.attention.self, factor)
+    with pytest.raises(ModelError, match="not attention weights: a row sums to"):
+        headscope.analyze(model, ids=IDS)
+    with pytest.raises(ModelError, match=r"\(layer 2\)"):
+        headscope.analyze(model, ids=IDS, layer=2)
+
+
+def test_a_learned_sink_is_reported_and_kept_apart_from_the_first_token():
+    model, family = build_family("gpt_oss"), FAMILIES["gpt_oss"]
+    inputs = {"input_ids": torch.tensor([IDS])}
+    weights = reference_attentions(family, model, inputs)["self"]
+    result = headscope.analyze(model, ids=IDS)
+    unseen = 1 - np.mean([w.sum(-1).mean() for w in weights.values()])
+    assert any(f"on average {unseen:.1%} of the attention goes to a learned sink" in line for line in result.warnings)
+    for head in result.heads:
+        assert head.metrics["sink"] == pytest.approx(weights[head.layer][0, head.head, :, 0].mean(), abs=1e-5)
+
+
+def test_a_module_that_runs_twice_is_refused():
+    """Differential attention calls the attention function twice a layer: neither call is the layer's attention."""
+    torch.manual_seed(0)
+    config = DiffLlamaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="computes attention more than once in one forward pass"):
+        headscope.analyze(DiffLlamaModel(config), ids=IDS)
+
+
+def test_all_layers_of_a_module_that_runs_too_often_are_left_out():
+    """One layer more than the config says: which call is whose is not known, so none is shown."""
+    model = build_family("albert")
+    group = model.encoder.albert_layer_groups[0]
+    layer = group.albert_layers[0]
+    group.albert_layers = nn.ModuleList([layer])
+    plain = group.forward
+    group.forward = lambda states, *args, **kwargs: plain(plain(states, *args, **kwargs), *args, **kwargs)
+    with pytest.raises(ModelError, match="more than once"):
+        headscope.analyze(model, ids=IDS)
+
+
+def test_windows_of_an_image_are_refused():
+    """Four windows in the first layer; in the second, one window holds the whole image."""
+    torch.manual_seed(0)
+    config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)
+    model, inputs = SwinModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)}
+    result = headscope.analyze(model, inputs=inputs)
+    assert [(h.layer, h.head) for h in result.heads] == [(1, 0), (1, 1)]
+    (warning,) = result.warnings
+    assert "layer 0 is left out: " in warning and "of shape (8, 1, 16, 16) for a batch of 2" in warning
+    with pytest.raises(ModelError, match="not one matrix an example") as error:
+        headscope.analyze(model, inputs=inputs, layer=0)
+    assert "windows" in error.value.hint
+
+
+def test_what_ran_without_weights_is_named_beside_what_could_be_read():
+    torch.manual_seed(0)
+    config = LongT5Config(
+        vocab_size=60, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2, local_radius=3,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    inputs = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": torch.tensor([[0, 5, 6]])}
+    model = LongT5Model(config)
+    result = headscope.analyze(model, inputs=inputs)
+    assert {h.stack for h in result.heads} == {"decoder", "cross"}
+    (warning,) = result.warnings
+    assert warning.startswith("encoder: layers 0-1 are left out: encoder.block.0") and "no attention weights" in warning
+    with pytest.raises(ModelError, match="ran but returned no attention weights"):
+        headscope.analyze(model, inputs=inputs, stack="encoder")
+
+
+def test_what_did_not_run_is_named():
+    torch.manual_seed(0)
+    model = tiny_gpt2(add_cross_attention=True)
+    assert headscope.analyze(model, ids=IDS).warnings == ("cross: no attention was computed on this input",)
+    with pytest.raises(headscope.HeadscopeError, match="cross: no attention was computed on this input"):
+        headscope.analyze(model, ids=IDS, stack="cross")
+
+
+def test_registers_are_columns_like_others(family_model):
+    model, inputs, family = family_model("dinov2_with_registers")
+    result = headscope.analyze(model, inputs=inputs, maps=True)
+    tokens = 1 + family.config["num_register_tokens"] + 16
+    assert {m.weights.shape for m in result.maps} == {(4, tokens, tokens)}
+    assert result.heads[0].chance["sink"] == pytest.approx(1 / tokens)
