@@ -229,9 +229,10 @@ class SiteCheck:
     Attributes:
         backend: `numpy` or `torch`.
         max_abs_weights: Largest difference of attention weights.
-        allowed_weights: What it may be: more than the tolerance where scores are so large that they have fewer digits.
         max_abs_output, rel_output: Largest difference of the site's output, and that divided by the largest output;
             None where the output cannot be compared.
+        allowed_weights, allowed_output: What `max_abs_weights` and `rel_output` may be: the tolerance, or more where
+            scores are so large that the dtype has no digits left for it.
         positions, mask: `own`, or `model` where the model's own tensors were taken.
         worst_head: The head that differs most; None where the output differs and no head is to blame.
         worst_position: Query and key position of the largest difference of weights.
@@ -244,6 +245,7 @@ class SiteCheck:
     allowed_weights: float
     max_abs_output: float | None
     rel_output: float | None
+    allowed_output: float
     positions: str
     mask: str
     passed: bool

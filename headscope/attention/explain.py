@@ -126,7 +126,8 @@ def _score_steps(
     """Repeat `reference.attention` up to the softmax; query (1, n_q, d_k) and key (1, n_k, d_k)."""
     width = query.shape[-1]
     logits = reference.scores(query, key, scale)[0]  # (n_q, n_k)
-    steps = [("scores", f"S = Q · Kᵀ / √{width}" if scale is None else f"S = Q · Kᵀ · {scale:.4g}", logits)]
+    factor = f" / √{width}" if scale is None else "" if scale == 1 else f" · {scale:.4g}"
+    steps = [("scores", f"S = Q · Kᵀ{factor}", logits)]
     if softcap is not None:
         logits = reference.soft_cap(logits, softcap)  # (n_q, n_k)
         steps.append(("capped scores", f"S = {softcap:g} · tanh(S / {softcap:g})", logits))

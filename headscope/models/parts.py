@@ -207,7 +207,7 @@ def _not_plain(module: nn.Module, path: str) -> NotPlain:
         return NotPlain(
             f"{path} is a {kind} around another layer: an adapter", "Merge the adapter into the model first."
         )
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) or "quant" in type(module).__module__:
         return NotPlain(
             f"{path} is a {kind}, which does more than a linear map: quantised, perhaps", "Load the model unquantised."
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.capture.feed import Axis
 from headscope.errors import ModelError
 from headscope.models.weights import HeadWeights
-from headscope.proof.closeness import TOLERANCES, allowed_weights, working_dtype
+from headscope.proof.closeness import allowed, working_dtype
 from headscope.proof.plan import Plan
 from headscope.proof.rebuild import Rebuilt
 from headscope.proof.record import SiteRecord
@@ -60,12 +60,12 @@ def compare(
         current: Gives the model's present weights, asked for only to name the head of a difference in the output.
     """
     dtype = working_dtype(record, plan.weights)
-    tolerance, allowed = TOLERANCES[dtype], allowed_weights(dtype, rebuilt.reach)
+    tolerance = allowed(dtype, rebuilt.reach)
     real = query.valid.cpu().numpy()
     weights = Difference.between(rebuilt.weights, _array(record.call.weights), real[:, None, :, None])
     context = _context(plan, record, rebuilt, real)
     output = _output(plan, record, rebuilt, real, context)
-    same_weights = weights.absolute <= allowed
+    same_weights = weights.absolute <= tolerance.weights
     passed = same_weights and (output is None or output.relative <= tolerance.output)
     _, head, row, column = (int(i) for i in np.unravel_index(int(weights.cells.argmax()), weights.cells.shape))
     worst: int | None = head
@@ -77,9 +77,10 @@ def compare(
         layer=record.site.layer,
         backend=backend,
         max_abs_weights=weights.absolute,
-        allowed_weights=allowed,
+        allowed_weights=tolerance.weights,
         max_abs_output=None if output is None else output.absolute,
         rel_output=None if output is None else output.relative,
+        allowed_output=tolerance.output,
         positions=plan.positions,
         mask="own" if plan.mask.own else "model",
         passed=passed,

@@ -140,9 +140,9 @@ class _Head:
         """The projection of queries, keys or values in words."""
         given = "Z" if self.found.site.cross and letter != "Q" else "X"
         shared = self.group != self.head or self.plan.weights.key.shape[0] != self.plan.weights.query.shape[0]
-        how = f" of key-value head {self.group}" if shared and letter != "Q" else ""
+        how = f", from key-value head {self.group}" if shared and letter != "Q" else ""
         low = letter.lower()
-        return f"{letter} = {given} · W_{low}{how}" + ("" if bias is None else f" + b_{low}")
+        return f"{letter} = {given} · W_{low}" + ("" if bias is None else f" + b_{low}") + how
 
     def _cut(self, x: Any, role: Role) -> NDArray[np.float64]:
         rows, keys = self.lengths
@@ -178,13 +178,14 @@ class _Head:
         plan, (rows, keys) = self.plan, self.lengths
         options = attention_options(plan, self.found, _NUMPY, *axes_of(self.found, self.batch))
         sinks = None if plan.sinks_after else options["sinks"]
+        query, mask = self._finished("query"), self._of_head(options["mask"], rows, keys)
         value = self._cut(project(plan.weights, plan.value, self.found, _NUMPY, "value"), "value")
         steps = explain(
-            self._finished("query"),
+            query,
             self._finished("key"),
             value,
-            scale=plan.scale,
-            mask=self._of_head(options["mask"], rows, keys),
+            scale=None if plan.scale == query.shape[1] ** -0.5 else plan.scale,
+            mask=mask if mask.any() else None,
             bias=None if "bias" not in options else self._of_head(options["bias"], rows, keys),
             softcap=plan.softcap,
             sink=None if sinks is None else float(sinks[self.head]),

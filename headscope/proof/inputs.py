@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from headscope.errors import InputError
 from headscope.models.inputs import Batch, prepare
 from headscope.models.loading import LoadedModel
+from headscope.models.signature import takes
 from headscope.models.text_config import text_config
 
 # Of different lengths, so that one of them is padded.
@@ -26,47 +26,81 @@ def verification_batch(
     Raises:
         InputError: Text for a model that starts from something else.
     """
-    options: dict[str, Any] = {"batch_size": 1 << 16}
     if inputs is not None:
         return prepare(loaded, tensors=inputs).batches[0]
     main = str(getattr(loaded.model, "main_input_name", "input_ids"))
-    if main == "input_ids":
-        texts = [text] if isinstance(text, str) else list(text or TEXTS)
-        if loaded.tokenizer is None and text is None:
-            options["ids"] = _random_ids(loaded, seed)
-        else:
-            options["texts"] = texts
-        if getattr(loaded.model.config, "is_encoder_decoder", False):
-            options["decoder_texts"] = [DECODER_TEXTS[i % len(DECODER_TEXTS)] for i in range(len(texts))]
-        return prepare(loaded, **options).batches[0]
-    if text is not None:
+    if main != "input_ids" and text is not None:
         raise InputError(
             f"{loaded.name} does not start from text: it reads {main}", "Leave the text out: the check runs on noise."
         )
-    return prepare(loaded, tensors=_random_tensors(loaded, main, seed)).batches[0]
+    if main != "input_ids":
+        return prepare(loaded, tensors=_random_tensors(loaded, main, seed)).batches[0]
+    texts = [text] if isinstance(text, str) else list(text or TEXTS)
+    if loaded.tokenizer is None and text is None:
+        tokens = _random_ids(loaded, seed)
+    elif _compares_with_images(loaded) and loaded.tokenizer is not None:
+        tokens = dict(loaded.tokenizer(texts, padding=True, return_tensors="pt"))
+    else:
+        return _of_texts(loaded, texts)
+    images = _random_image(loaded, seed, len(tokens["input_ids"])) if _compares_with_images(loaded) else {}
+    return prepare(loaded, tensors=tokens | images).batches[0]
 
 
-def _random_ids(loaded: LoadedModel, seed: int) -> list[list[int]]:
+def _of_texts(loaded: LoadedModel, texts: Sequence[str]) -> Batch:
+    decoder_texts = None
+    if _is_encoder_decoder(loaded):
+        decoder_texts = [DECODER_TEXTS[i % len(DECODER_TEXTS)] for i in range(len(texts))]
+    return prepare(loaded, texts=texts, decoder_texts=decoder_texts, batch_size=len(texts)).batches[0]
+
+
+def _compares_with_images(loaded: LoadedModel) -> bool:
+    """Whether the model needs images with its texts, as CLIP does."""
+    return hasattr(loaded.model, "get_text_features") and takes(loaded.model, "pixel_values")
+
+
+def _is_encoder_decoder(loaded: LoadedModel) -> bool:
+    return bool(getattr(loaded.model.config, "is_encoder_decoder", False))
+
+
+def _random_ids(loaded: LoadedModel, seed: int) -> dict[str, Tensor]:
+    """Two texts of tokens that mean nothing, the second one padded."""
     generator = torch.Generator().manual_seed(seed)
     vocabulary = int(getattr(text_config(loaded.model), "vocab_size", 100))
-    return [torch.randint(0, vocabulary, (n,), generator=generator).tolist() for n in (13, 8)]
+    ids = torch.randint(0, vocabulary, (2, 13), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    if _is_encoder_decoder(loaded):
+        tensors["decoder_input_ids"] = _decoder_ids(loaded).repeat(2, 1)
+    return {name: t for name, t in tensors.items() if takes(loaded.model, name)}
+
+
+def _decoder_ids(loaded: LoadedModel) -> Tensor:
+    start = getattr(loaded.model.config, "decoder_start_token_id", None) or 0
+    return torch.tensor([[start, *range(5, 11)]])
 
 
 def _random_tensors(loaded: LoadedModel, main: str, seed: int) -> dict[str, Tensor]:
     """Noise in the shape of one image or sound."""
-    config = getattr(loaded.model.config, "vision_config", loaded.model.config)
-    generator = torch.Generator().manual_seed(seed)
+    config = loaded.model.config
     if main.startswith("pixel"):
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        shape: tuple[int, ...] = (1, int(getattr(config, "num_channels", 3)), height, width)
-    elif main == "input_features":
-        frames = 2 * int(getattr(config, "max_source_positions", 1500))
-        shape = (1, int(getattr(config, "num_mel_bins", 80)), frames)
+        tensors = _random_image(loaded, seed, 1, main)
     else:
-        shape = (1, 16000)
-    tensors = {main: torch.randn(shape, generator=generator).to(loaded.model.dtype)}
-    if getattr(loaded.model.config, "is_encoder_decoder", False):
-        start = getattr(loaded.model.config, "decoder_start_token_id", None) or 0
-        tensors["decoder_input_ids"] = torch.tensor([[start, *range(5, 11)]])
+        frames = 2 * int(getattr(config, "max_source_positions", 1500))
+        mels = int(getattr(config, "num_mel_bins", 80))
+        tensors = {main: _noise(loaded, seed, (1, mels, frames) if main == "input_features" else (1, 16000))}
+    if _is_encoder_decoder(loaded):
+        tensors["decoder_input_ids"] = _decoder_ids(loaded)
     return tensors
+
+
+def _random_image(loaded: LoadedModel, seed: int, count: int, name: str = "pixel_values") -> dict[str, Tensor]:
+    config = getattr(loaded.model.config, "vision_config", loaded.model.config)
+    size = getattr(config, "image_size", 224)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return {name: _noise(loaded, seed, (count, int(getattr(config, "num_channels", 3)), height, width))}
+
+
+def _noise(loaded: LoadedModel, seed: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(loaded.model.dtype)

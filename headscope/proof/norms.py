@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -74,20 +75,19 @@ def _parameter(found: nn.Module, name: str) -> Tensor | None:
 
 
 def _run(found: nn.Module, x: Tensor, norm: Norm) -> Tensor | None:
-    """What the module makes of (batch, heads, n, dim), fed in the axes that it takes."""
-    parameter = next(found.parameters(), None)
-    fed = x if parameter is None else x.to(parameter.device, parameter.dtype)
+    """What the module makes of (batch, heads, n, dim), fed in the axes that it takes, in float32 without its hooks."""
+    forward = deepcopy(found).cpu().float().forward
     try:
         with torch.no_grad():
             if norm.whole:
-                y = _apart(found(_together(fed)), norm.heads)
+                y = _apart(forward(_together(x)), norm.heads)
             elif norm.weight is not None and norm.weight.ndim == 3:
-                y = found(fed.transpose(1, 2)).transpose(1, 2)
+                y = forward(x.transpose(1, 2)).transpose(1, 2)
             else:
-                y = found(fed)
+                y = forward(x)
     except (RuntimeError, TypeError, ValueError):
         return None
-    return y.float().cpu() if isinstance(y, Tensor) and y.shape == x.shape else None
+    return y if isinstance(y, Tensor) and y.shape == x.shape else None
 
 
 def _apply(x: Tensor, norm: Norm) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headscope.attention import reference
 from headscope.capture.feed import Axis
 from headscope.models.weights import HeadWeights
 from headscope.proof.backends import Array, Backend
@@ -28,7 +29,7 @@ class Rebuilt:
         context: (batch, head, query, dim), gated where the plan is.
         output: (batch, query, features), from the context; None where the site has no output projection.
         projected: The same from the model's own input of the output projection.
-        reach: No dot product of a query and a key, times the scale, is larger.
+        reach: The largest score in size, before bias, mask and soft cap.
     """
 
     weights: NDArray[np.float64]
@@ -51,12 +52,14 @@ def rebuild(plan: Plan, record: SiteRecord, backend: Backend, query: Axis, key: 
     if plan.gated:
         context = context * backend.sigmoid(gate(plan, record, backend))
     output, projected = _outputs(plan, record, backend, context)
-    reach = _largest(backend.numpy(q)) * _largest(backend.numpy(k)) * abs(plan.scale)
-    return Rebuilt(backend.numpy(weights), backend.numpy(context), output, projected, reach)
+    return Rebuilt(backend.numpy(weights), backend.numpy(context), output, projected, _reach(plan, backend, q, k))
 
 
-def _largest(x: NDArray[np.float64]) -> float:
-    return float(np.linalg.norm(x, axis=-1).max(initial=0.0))
+def _reach(plan: Plan, backend: Backend, query: Array, key: Array) -> float:
+    dots = reference.scores(
+        backend.numpy(query), reference.repeat_heads(backend.numpy(key), query.shape[1]), plan.scale
+    )
+    return float(np.abs(dots).max(initial=0.0))
 
 
 # ------------------------------------------------------------------ queries, keys, values

@@ -61,17 +61,29 @@ def read_reference(
         InputError: Bad arguments.
         ModelError: The model has no attention, or fails on the input.
     """
-    loaded = wrap_model(model, tokenizer=tokenizer)
+    loaded = loaded_model(model, tokenizer, None, {})
     return read_plans(loaded, verification_batch(loaded, text, inputs, seed), copy=True)
 
 
 def loaded_model(
     model: str | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
 ) -> LoadedModel:
-    """The caller's own model as it is, or one loaded by name with `options`."""
+    """The caller's own model as it is, or one loaded by name with `options`.
+
+    Raises:
+        ModelError: It cannot be loaded, or some of its weights are not in memory.
+    """
     if isinstance(model, PreTrainedModel):
-        return wrap_model(model, tokenizer=tokenizer, processor=processor)
-    return load_model(model, tokenizer=tokenizer, **options)
+        loaded = wrap_model(model, tokenizer=tokenizer, processor=processor)
+    else:
+        loaded = load_model(model, tokenizer=tokenizer, **options)
+    absent = [name for name, parameter in loaded.model.named_parameters() if parameter.device.type == "meta"]
+    if absent:
+        raise ModelError(
+            f"{len(absent)} weights of {loaded.name} are not in memory (one is {absent[0]}): offloaded or never loaded",
+            "Load the model as a whole: without --device-map, or on a device that has room for it.",
+        )
+    return loaded
 
 
 def read_plans(loaded: LoadedModel, batch: Batch, wanted: set[Layer] | None = None, copy: bool = False) -> Reference:
@@ -82,11 +94,16 @@ def read_plans(loaded: LoadedModel, batch: Batch, wanted: set[Layer] | None = No
 
 
 def plans_of(model: nn.Module, records: Sequence[SiteRecord], batch: Batch, copy: bool) -> Reference:
-    """The plans of recorded sites."""
+    """The plans of recorded sites.
+
+    Raises:
+        ModelError: The model computes NaN, to which nothing can be compared.
+    """
     tables = _bias_tables(model)
     plans: dict[Layer, Plan] = {}
     failed: dict[Layer, ModelError] = {}
     for found in records:
+        _check_numbers(found, batch)
         try:
             readable(found.call, found.call.weights.shape[0])
             table = tables.get(found.site.path, tables.get(found.site.stack))
@@ -97,6 +114,15 @@ def plans_of(model: nn.Module, records: Sequence[SiteRecord], batch: Batch, copy
             failed[layer_of(found.site)] = reason
     unlike = _unlike([r.site for r in records], plans, failed)
     return Reference(plans, {key: reason.message for key, reason in failed.items()}, unlike, batch)
+
+
+def _check_numbers(found: SiteRecord, batch: Batch) -> None:
+    real = axes_of(found, batch)[0].valid.cpu()
+    by_row = [found.call.weights.transpose(1, 2), found.merged]
+    for tensor in (t for t in by_row if t is not None and t.shape[:2] == real.shape):
+        if not bool(torch.isfinite(tensor.cpu()[real]).all()):
+            where = f"{found.site.path} (layer {found.site.layer})"
+            raise ModelError(f"{where} computes NaN", "The checkpoint may hold NaN or infinite weights.")
 
 
 def layer_of(site: Site) -> Layer:

@@ -139,6 +139,6 @@ def _result(
         tolerance={"weights": TOLERANCES[dtype].weights, "output": TOLERANCES[dtype].output},
         sites=tuple(checks),
         skipped=tuple(SkippedSite(*key, skipped[key]) for key in sorted(skipped, key=order.__getitem__)),
-        warnings=(*loaded.warnings, *doubts(pairs, reference)),
+        warnings=(*loaded.warnings, *doubts(pairs, checks, reference)),
         versions=versions(),
     )

@@ -10,15 +10,23 @@ from headscope.proof.masks import blocked
 from headscope.proof.plan import Plan
 from headscope.proof.record import SiteRecord
 from headscope.proof.reference import Layer, Reference, axes_of, layer_of
+from headscope.results import SiteCheck
+
+# Weights that may be this far off say little of a head.
+_VAGUE = 0.25
 
 
-def doubts(pairs: Sequence[tuple[Plan, SiteRecord]], reference: Reference) -> list[str]:
+def doubts(pairs: Sequence[tuple[Plan, SiteRecord]], checks: Sequence[SiteCheck], reference: Reference) -> list[str]:
     """One line a stack and doubt, with its layers."""
     found: dict[tuple[str, str], set[int]] = defaultdict(set)
     for plan, record in pairs:
         for doubt in (_of_mask(plan, record, reference), plan.doubt):
             if doubt is not None:
                 found[record.site.stack, doubt].add(record.site.layer)
+    for check in checks:
+        if check.allowed_weights > _VAGUE:
+            doubt = "scores are so large that this dtype has no digits for them, nearly anything passes: use float32"
+            found[check.stack, doubt].add(check.layer)
     checked = {layer_of(record.site) for _, record in pairs}
     for stack, layer in _same_class(reference.unlike, checked):
         found[stack, "it computes otherwise than other layers of the same class, and is not checked"].add(layer)

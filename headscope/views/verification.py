@@ -36,13 +36,19 @@ def verification_table(result: Verification) -> RenderableType:
             Lines([Text(visible(f"skipped {skipped.stack} layer {skipped.layer}: {skipped.reason}"), "yellow")])
         )
     parts.append(Lines([Text(verdict(result), "bold green" if result.passed else "bold red")]))
-    limits = result.tolerance
-    note = (
-        f"largest differences from the model; allowed: weights {limits['weights']:.0e}, output "
-        f"{limits['output']:.0e} of its largest value ({result.dtype}); own: our formulas, model: the model's tensors"
-    )
-    parts.append(Lines([Text(note, "dim")]))
+    parts.append(Lines([Text(_note(result), "dim")]))
     return Group(*parts)
+
+
+def _note(result: Verification) -> str:
+    """What the columns mean and what was allowed."""
+    limits = result.tolerance
+    wider = any(s.allowed_weights > limits["weights"] for s in result.sites)
+    return (
+        f"largest differences from the model; allowed in {result.dtype}: weights {limits['weights']:.2g}, output "
+        f"{limits['output']:.2g} of its largest value{', more where scores are large' if wider else ''}; "
+        "own: our formulas, model: the model's tensors"
+    )
 
 
 def verdict(result: Verification) -> str:
@@ -81,7 +87,7 @@ def explanation_table(result: HeadExplanation) -> RenderableType:
     parts: list[RenderableType] = [Lines([Text(visible(f"{result.stack} {result.name}"), "bold")])]
     for number, step in enumerate(result.steps, 1):
         shape = " × ".join(str(size) for size in step.shape)
-        title = Text.assemble((f"{number}. {step.name}", "bold"), f"  {step.formula}", (f"  {shape}", "dim"))
+        title = Text.assemble((f"{number}. {step.name}", "bold"), (f"  {shape}  ", "dim"), visible(step.formula))
         parts += [Text(), Lines([title]), ColumnBlocks(_matrix(result, step.values, step.axes, step.shape))]
     return Group(*parts)
 
@@ -92,11 +98,13 @@ def _matrix(result: HeadExplanation, values: Any, axes: tuple[str, str], shape: 
         [token_label(t, 12) for t in sides[axis][:count]] if axis in sides else [f"{axis} {i}" for i in range(count)]
         for axis, count in zip(axes, values.shape, strict=True)
     )
-    more = [Text("…")] * len(rows)
-    table = [Column(Text(""), tuple(Text(r, "dim") for r in rows))]
+    below = [Text("…")] if shape[0] > values.shape[0] else []
+    blank = [Text("")] * len(below)
+    table = [Column(Text(""), (*(Text(r, "dim") for r in rows), *below))]
     for index, label in enumerate(columns):
-        table.append(Column(Text(label), tuple(Text(_number(v)) for v in values[:, index]), "right"))
-    return table + ([Column(Text(""), tuple(more))] if shape[1] > values.shape[1] else [])
+        table.append(Column(Text(label), (*(Text(_number(v)) for v in values[:, index]), *blank), "right"))
+    right = Column(Text(""), (*(Text("…") for _ in rows), *blank))
+    return [*table, right] if shape[1] > values.shape[1] else table
 
 
 def _number(value: float) -> str:
