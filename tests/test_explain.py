@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from fixtures.building import example_inputs
 from fixtures.families import FAMILIES
 from headscope.errors import InputError
+from headscope.models.inputs import prepare
+from headscope.models.loading import load_model
 from headscope.proof.explain import explain_head
 from headscope.views.verification import explanation_table, render_verification
 
@@ -18,16 +21,12 @@ def steps_of(result):
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "t5", "bloom", "gpt_oss", "mistral"])
 def test_the_last_weights_are_the_models_own(name, saved, family_model):
     """The whole weight matrix of the explanation against transformers' `output_attentions` on the same text."""
-    from transformers import AutoModel, AutoModelForSeq2SeqLM
-
     directory = str(saved(name))
     result = explain_head(directory, "encoder.L1H1" if name == "t5" else "L1H1", "The cat sat.", size=100)
     kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModel
     model = kind.from_pretrained(directory, attn_implementation="eager").eval()
-    from headscope.models.inputs import prepare
-    from headscope.models.loading import load_model
-
-    prepared = prepare(load_model(directory), texts=["The cat sat."], decoder_texts=["A cat."] if name == "t5" else None)
+    decoder_texts = ["A cat."] if name == "t5" else None
+    prepared = prepare(load_model(directory), texts=["The cat sat."], decoder_texts=decoder_texts)
     with torch.no_grad():
         out = model(**prepared.batches[0].inputs, output_attentions=True)
     attentions = out.encoder_attentions if name == "t5" else out.attentions
