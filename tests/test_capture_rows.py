@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Florence2VisionConfig,
     InformerConfig,
     InformerModel,
     PerceiverConfig,
@@ -16,6 +17,7 @@ from transformers import (
     Wav2Vec2Config,
     Wav2Vec2Model,
 )
+from transformers.models.florence2.modeling_florence2 import Florence2VisionBackbone
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
 
 import headscope
@@ -77,8 +79,20 @@ def test_queries_that_were_picked_are_left_out():
     result = headscope.analyze(model, inputs=inputs)
     assert {h.stack for h in result.heads} == {"cross"}
     assert [line.split(":")[0] for line in result.warnings] == ["encoder", "decoder"]
-    with pytest.raises(ModelError, match="from some of its tokens only, in no order"):
+    with pytest.raises(ModelError, match="from tokens that it picks, in no order"):
         headscope.analyze(model, inputs=inputs, stack="encoder")
+
+
+def test_attention_between_channels_is_left_out():
+    torch.manual_seed(0)
+    config = Florence2VisionConfig(
+        depths=(1,), embed_dim=(8,), num_heads=(2,), num_groups=(2,), patch_size=(3,), patch_stride=(4,),
+        patch_padding=(1,), patch_prenorm=(False,), window_size=8,
+    )  # fmt: skip
+    result = headscope.analyze(Florence2VisionBackbone(config), inputs={"hidden_states": torch.randn(1, 3, 32, 32)})
+    assert {h.stack.split(".")[-1] for h in result.heads} == {"window_attn"}
+    (warning,) = result.warnings
+    assert "channel_attn (Florence2VisionChannelAttention) attends between channels" in warning
 
 
 def test_only_texts_must_not_look_ahead():

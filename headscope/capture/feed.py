@@ -12,7 +12,7 @@ from headscope.capture.blocks import RowBlock
 from headscope.capture.layerwise import Call
 from headscope.capture.visible import masked_visible, unmasked_visible
 from headscope.errors import ModelError
-from headscope.models.exceptions import PICKED_ROWS
+from headscope.models.exceptions import ROWS_ARE_NOT_TOKENS
 
 # Values of weights in one block, small enough for a core's cache in float32.
 BLOCK_CELLS = 1 << 19
@@ -76,14 +76,14 @@ def readable(call: Call, size: int) -> None:
     """Refuse a call whose weights cannot belong to its site's layer and to a batch of `size` examples.
 
     Raises:
-        Unreadable: The module computes attention more often than it has layers, over parts of the examples, or from
-            tokens that it picks.
+        Unreadable: The module computes attention more often than it has layers, over parts of the examples, or
+            between other things than tokens.
     """
     site, shape = call.site, tuple(call.weights.shape)
-    if type(site.module).__name__ in PICKED_ROWS:
+    kind = type(site.module).__name__
+    if kind in ROWS_ARE_NOT_TOKENS:
         raise Unreadable(
-            f"{site.path} ({type(site.module).__name__}) attends from some of its tokens only, in no order",
-            "Which row belongs to which token is not known; leave this part out with --stack.",
+            f"{site.path} ({kind}) {ROWS_ARE_NOT_TOKENS[kind]}", "Leave this part of the model out with --stack."
         )
     if call.number > site.call:
         raise Unreadable(

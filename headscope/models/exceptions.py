@@ -11,8 +11,11 @@ SHARED_LAYERS = {"albert": "num_hidden_layers"}
 # Types whose modules return weights in another order than (batch, head, query, key): where to find each of these axes.
 WEIGHT_AXES: dict[str, tuple[int, int, int, int]] = {"xlnet": (2, 3, 0, 1)}
 
-# Classes whose weights have a row for each query that they pick, in the order in which they pick them.
-PICKED_ROWS = {"InformerProbSparseAttention"}
+# Classes whose rows are not the tokens in their order, by name, with what they do.
+ROWS_ARE_NOT_TOKENS = {
+    "InformerProbSparseAttention": "attends from tokens that it picks, in no order",
+    "Florence2VisionChannelAttention": "attends between channels, not between tokens",
+}
 
 # Types whose fused projection is arranged otherwise than its names say, or whose names do not say.
 ARRANGEMENTS = {
