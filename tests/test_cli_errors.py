@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -148,6 +149,39 @@ def test_a_full_disk_is_code_4() -> None:
         _, err = process.communicate(timeout=120)
     assert process.returncode == 4
     assert [line.split(b":")[0] for line in err.splitlines()] == [b"error", b"hint"]
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["analyze", "--help"]])
+def test_help_that_cannot_be_written_is_no_traceback_either(argv: list[str]) -> None:
+    command = [sys.executable, "-m", "headscope", *argv]
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert process.returncode == 4
+    assert [line.split(b":")[0] for line in process.stderr.splitlines()] == [b"error", b"hint"]
+    left = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert left.stdout is not None
+    left.stdout.close()
+    _, err = left.communicate(timeout=120)
+    assert (left.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_closed_standard_stream_is_empty_or_swallows(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has None in its place."""
+    monkeypatch.setitem(vars(headscope), "analyze", lambda *a, **k: samples.analysis(samples.model_heads(1, 2)))
+    for argv, code in ((["analyze", "x"], 0), (["analyze", "x", "-f", "csv"], 0), (["analyze", "--file", "-"], 2)):
+        monkeypatch.setattr(sys, closed, None)
+        if closed != "stdin":
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        assert run(argv) == code
+
+
+def test_another_file_never_takes_a_closed_streams_number(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    line = '"$0" -c "$1" analyze x -f json -o "$2" <&- >&- 2>&-'
+    process = subprocess.run(["sh", "-c", line, sys.executable, STUB, result], cwd=ROOT, timeout=120)
+    assert process.returncode == 0
+    assert result.read_bytes().startswith(b"{") and result.read_bytes().endswith(b"}\n")
 
 
 def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path: Path) -> None:

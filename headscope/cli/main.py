@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -11,7 +12,7 @@ import typer
 
 from headscope import __version__
 from headscope.cli.analyze import analyze
-from headscope.cli.errors import report
+from headscope.cli.errors import report, reported
 from headscope.cli.verify import verify
 
 app = typer.Typer(
@@ -43,14 +44,35 @@ def _top(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line `argv` (the process's own unless given) and exit with a code of the contract."""
+    _open_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is spelled out
     try:
-        code = app(args=argv, prog_name="headscope", standalone_mode=False)
-    except typer.TyperException as exc:
-        report(exc.format_message(), f"{_command_of(exc)} --help shows what it takes")
+        with reported(debug=False):
+            code = _run(argv)
+    except typer.Exit as exc:
         code = exc.exit_code
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Make a standard stream that was closed (`>&-`) the null device; the next file opened would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # as long as the process
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """The exit code of a command line."""
+    try:
+        return app(args=argv, prog_name="headscope", standalone_mode=False) or 0
+    except typer.TyperException as exc:
+        report(exc.format_message(), f"{_command_of(exc)} --help shows what it takes")
+        return exc.exit_code
+    except SystemExit as exc:
+        if isinstance(exc.__context__, BrokenPipeError):  # the reader of a help text has seen enough
+            return 0
+        raise
 
 
 def _command_of(exc: typer.TyperException) -> str:
