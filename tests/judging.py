@@ -1,4 +1,4 @@
-"""One whole analysis against `tests/reference.py`: each head's metrics, chance values and labels, over several texts."""
+"""One whole analysis against `tests/reference.py`: every head's metrics, chance and labels, over several texts."""
 
 from __future__ import annotations
 
