@@ -66,6 +66,9 @@ BAD = {
     "heatmaps over heatmaps": (["x", "--heatmaps", "pictures"], "already holds pictures"),
     "weights exist": (["x", "--weights", "old.npz"], "old.npz exists"),
     "weights of another kind": (["x", "--weights", "new.json"], "writes .npz"),
+    "one file for two results": (["x", "-f", "csv", "-o", "a.npz", "--weights", "./a.npz"], "both name a.npz"),
+    "output through a link to nowhere": (["x", "-o", "nowhere.json"], "no such directory"),
+    "output through a link to itself": (["x", "-o", "loop.json"], "leads to itself"),
 }
 
 
@@ -81,6 +84,8 @@ def test_bad_command_line(
     monkeypatch.chdir(tmp_path)
     for name in ("text.txt", "old.json", "old.npz"):
         Path(name).write_text("some text")
+    Path("nowhere.json").symlink_to("no/where.json")
+    Path("loop.json").symlink_to("loop.json")
     Path("pictures").mkdir()
     Path("pictures", "map.png").touch()
 

@@ -107,6 +107,7 @@ def analyze(
         sink = Sink(output, force)
         sink.check()
         _check_pictures(heatmaps, weights, force)
+        _check_apart(output, weights)
         chosen = _chosen_format(output, format)
         parse_selection("layer", layer)
         parse_selection("head", head)
@@ -165,6 +166,12 @@ def _check_pictures(heatmaps: Path | None, weights: Path | None, force: bool) ->
     if not force and heatmaps.is_dir() and any(heatmaps.glob("*.png")):
         raise InputError(f"{heatmaps} already holds pictures", "use --force to overwrite them, or another directory")
     check_directory(heatmaps if heatmaps.is_dir() else heatmaps.parent)
+
+
+def _check_apart(output: Path | None, weights: Path | None) -> None:
+    """Refuse one file for two results: the second would take the first one's place."""
+    if output is not None and weights is not None and output.absolute() == weights.absolute():
+        raise InputError(f"--output and --weights both name {output}", "name two files")
 
 
 def _seed_everything(seed: int) -> None:

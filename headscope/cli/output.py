@@ -45,7 +45,7 @@ def check_target(path: Path, force: bool) -> None:
         return
     if path.exists() and not force:
         raise InputError(f"{path} exists", "use --force to overwrite it, or another name")
-    check_directory(path.parent)
+    check_directory(_behind_links(path).parent)
 
 
 def check_directory(folder: Path) -> None:
@@ -73,7 +73,7 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
         with path.open("wb") as stream:
             yield stream
         return
-    target = path.resolve()
+    target = _behind_links(path)
     unfinished = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
         with unfinished.open("xb") as file:
@@ -81,6 +81,14 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _behind_links(path: Path) -> Path:
+    """The file that a link points to, there or not. Raises InputError for a link to itself."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise InputError(f"{path} is a link that leads to itself", "name another file")
+    return target
 
 
 def _is_stream(path: Path) -> bool:
