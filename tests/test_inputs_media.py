@@ -109,11 +109,13 @@ def test_images_come_from_paths_and_from_memory(vit: LoadedModel, files: Path) -
 
 def test_media_that_cannot_be_read(vit: LoadedModel, whisper: LoadedModel, files: Path) -> None:
     for name in ("broken.png", "nowhere.png"):
-        with pytest.raises(InputError, match=name):
+        with pytest.raises(InputError, match=name) as caught:
             prepare(vit, images=[str(files / name)])
+        assert "Pillow" in (caught.value.hint or "")
     for name in ("broken.wav", "nowhere.wav"):
-        with pytest.raises(InputError, match=name):
+        with pytest.raises(InputError, match=name) as caught:
             prepare(whisper, audio=[str(files / name)])
+        assert "WAV" in (caught.value.hint or "")
     with pytest.raises(InputError, match="empty"):
         prepare(whisper, audio=[np.zeros(0)])
 

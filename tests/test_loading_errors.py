@@ -157,7 +157,9 @@ def test_a_checkpoints_own_code_runs_only_when_allowed(copy: Path) -> None:
 )
 def test_names_that_cannot_be_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    fails(3, name)
+    message = fails(3, name).message
+    assert (name or "name is empty") in message
+    assert ("no such file" in message) == (name == "nowhere.gguf")
 
 
 def test_a_file_is_not_a_directory(copy: Path) -> None:

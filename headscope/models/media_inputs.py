@@ -34,7 +34,10 @@ def load_image(image: Any) -> Any:
         with Image.open(image) as opened:
             return opened.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read the image {image}: {first_line(error, 100)}") from error
+        raise InputError(
+            f"cannot read the image {image}: {first_line(error, 100)}",
+            "give a PNG, JPEG or another file that Pillow reads",
+        ) from error
 
 
 def load_sound(sound: Any, rate: int) -> tuple[NDArray[np.float32], str | None]:
@@ -52,7 +55,10 @@ def load_sound(sound: Any, rate: int) -> tuple[NDArray[np.float32], str | None]:
         samples, found = np.asarray(sound, dtype=np.float32), rate
     samples = samples if samples.ndim == 1 else samples.mean(axis=1)
     if not samples.size:
-        raise InputError(f"the sound {sound if isinstance(sound, str | Path) else ''} is empty")
+        raise InputError(
+            "a sound is empty" if not isinstance(sound, str | Path) else f"the sound {sound} is empty",
+            "give one with samples in it",
+        )
     if found == rate:
         return samples.astype(np.float32), None
     seconds = len(samples) / found
@@ -69,7 +75,9 @@ def _read_sound(path: str | Path) -> tuple[NDArray[np.float32], int]:
     try:
         samples, rate = soundfile.read(str(path), dtype="float32")
     except (OSError, RuntimeError) as error:
-        raise InputError(f"cannot read the sound {path}: {first_line(error, 100)}") from error
+        raise InputError(
+            f"cannot read the sound {path}: {first_line(error, 100)}", "give a WAV, FLAC, OGG or MP3 file"
+        ) from error
     return samples, rate
 
 
@@ -103,7 +111,10 @@ def media_example(
         with quiet():
             encoded = loaded.processor(**arguments, return_tensors="pt")
     except Exception as error:  # processors fail in the class of whatever library they use
-        raise ModelError(f"the processor of {loaded.name} fails: {first_line(error)}") from error
+        raise ModelError(
+            f"the processor of {loaded.name} fails: {first_line(error)}",
+            "check that the input fits the model; --debug shows where it failed",
+        ) from error
     tensors = {n: v for n, v in encoded.items() if isinstance(v, torch.Tensor) and takes(loaded.model, n)}
     return tensors, warnings
 

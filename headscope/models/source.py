@@ -42,6 +42,8 @@ def find_source(name: str, revision: str | None = None) -> Source:
         ModelError: No such directory or file, not a possible hub id, unknown to the Hub, or the Hub is out of reach
             and its cache has nothing under this name.
     """
+    if not name.strip():
+        raise ModelError("the model's name is empty", "give a hub id, a directory or a .gguf file")
     path = Path(name).expanduser()
     if path.is_dir():
         return _directory(name, path)
@@ -52,6 +54,8 @@ def find_source(name: str, revision: str | None = None) -> Source:
     if name.lower().endswith(".gguf") and name.count("/") == 2 and not name.startswith((".", "/", "~")):
         repository, file = name.rsplit("/", 1)
         return _hub(name, repository, revision, gguf_file=file)
+    if name.lower().endswith(".gguf"):
+        raise ModelError(f"no such file: {name}", "check the path; a file on the Hub is OWNER/NAME/FILE.gguf")
     if not _can_be_hub_id(name):
         raise ModelError(f"no model at {name}: neither a directory, nor a .gguf file, nor a possible hub id",
                          "check the path")  # fmt: skip
