@@ -84,3 +84,51 @@ def test_a_model_object_can_be_explained(family_model):
     model, _, _ = family_model("gpt2")
     result = explain_head(model, "L0H0")
     assert result.name == "L0H0" and FAMILIES["gpt2"] and example_inputs(FAMILIES["gpt2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "expected"),
+    [
+        ("t5", "cross.L0H1", {"other input": (13, 32), "projected K": (13, 8), "weights": (7, 13), "output": (7, 32)}),
+        ("t5", "decoder.L1H1", {"bias": (7, 7), "masked scores": (7, 7), "output": (7, 32)}),
+        ("bloom", "L0H2", {"bias": (13, 13), "biased scores": (13, 13), "output": (13, 32)}),
+        ("qwen3_next", "L1H1", {"gate": (13, 8), "gated context": (13, 8), "output": (13, 32)}),
+        ("whisper", "cross.L1H0", {"query": (7, 8), "weights": (7, 50)}),
+        ("vit", "L0H3", {"input": (17, 32), "weights": (17, 17)}),
+        ("clip", "vision.L0H1", {"weights": (17, 17)}),
+    ],
+)
+def test_each_kind_of_attention_has_its_steps(name, head, expected, family_model):
+    model, _, _ = family_model(name)
+    result = explain_head(model, head, size=64)
+    steps = steps_of(result)
+    assert f"{result.stack}.{result.name}".endswith(head)
+    assert {step: steps[step].shape for step in expected} == expected
+    last = steps.get("gated context", steps["context"]).values
+    if "gate" in steps:
+        assert np.allclose(steps["context"].values * steps["gate"].values, last, atol=1e-12)
+    assert "masked scores" in steps or name not in ("bloom", "qwen3_next")
+
+
+def test_the_heads_of_a_layer_add_up_to_its_output(family_model):
+    """The steps' own numbers against the hook on the layer's output projection."""
+    model = family_model("qwen3_next")[0]
+    seen = []
+    hook = model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda m, a, out: seen.append(out))
+    parts = [steps_of(explain_head(model, f"L1H{h}", size=64))["output"].values for h in range(4)]
+    hook.remove()
+    assert np.abs(sum(parts) - seen[0][0].numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_an_explanation_fits_the_width(width, family_model):
+    import io
+
+    from rich.console import Console
+
+    for name, head in (("llama", "L1H5"), ("t5", "cross.L0H1"), ("gpt_oss", "L0H1")):
+        out = io.StringIO()
+        result = explain_head(family_model(name)[0], head)
+        Console(file=out, width=width, color_system=None).print(explanation_table(result))
+        assert max(len(line) for line in out.getvalue().splitlines()) <= width
+        assert all(f"{n}. {step.name}" in out.getvalue() for n, step in enumerate(result.steps, 1))

@@ -282,3 +282,86 @@ def test_norms_on_values_and_on_whole_projections_are_rebuilt():
         result = verify(model, inputs={k: v % 64 for k, v in llama_inputs().items()}, backend="both")
         assert result.passed and not result.skipped
         assert {(s.positions, s.mask) for s in result.sites} == {("own", "own")}
+
+
+# ------------------------------------------------------------------ what must not fail
+def test_padding_on_the_left_passes(family_model):
+    for name in ("llama", "bert"):
+        model, inputs, _ = family_model(name)
+        shifted = {key: tensor.clone() for key, tensor in inputs.items()}
+        for tensor in shifted.values():
+            tensor[1] = tensor[1].roll(4)
+        assert verify(model, inputs=shifted, backend="numpy").passed
+
+
+def test_positions_of_the_caller_are_the_models(family_model):
+    model, inputs, _ = family_model("llama")
+    positions = torch.stack([torch.arange(12), torch.arange(12).flip(0)])
+    result = verify(model, inputs=inputs | {"position_ids": positions}, backend="numpy")
+    assert result.passed and {s.positions for s in result.sites} == {"model"}
+
+
+def test_a_model_in_training_with_fused_attention_passes_and_stays_so(family_model):
+    model, inputs, _ = family_model("llama")
+    fused = LlamaForCausalLM._from_config(model.config, attn_implementation="sdpa").train()
+    fused.load_state_dict(model.state_dict())
+    assert verify(fused, inputs=inputs, backend="numpy").passed
+    assert fused.training and fused.config._attn_implementation == "sdpa"
+
+
+def test_large_scores_widen_what_is_allowed():
+    model, inputs = build_family("llama"), example_inputs(FAMILIES["llama"])
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight.mul_(60)
+    result = verify(model, inputs=inputs)
+    assert result.passed and not result.warnings
+    assert 1e-5 < max(s.allowed_weights for s in result.sites) < 1e-3
+    rough = verify(model.to(torch.bfloat16), inputs=inputs)
+    assert any("use float32" in warning for warning in rough.warnings)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5", "bart", "vit", "whisper", "clip"])
+def test_inputs_are_made_up_for_every_kind_of_model(name, family_model):
+    result = verify(family_model(name)[0], backend="numpy")
+    assert result.passed and not result.skipped
+
+
+def test_text_for_a_model_that_reads_none(family_model):
+    with pytest.raises(InputError, match="does not start from text"):
+        verify(family_model("vit")[0], "A cat.")
+
+
+# ------------------------------------------------------------------ what cannot be checked
+def test_weights_that_are_not_in_memory_are_named():
+    for name in ("llama", "bert"):
+        model = build_family(name).to("meta")
+        for call in (verify, read_reference):
+            with pytest.raises(ModelError, match="not in memory"):
+                call(model, inputs=example_inputs(FAMILIES[name]))
+
+
+def test_weights_that_are_no_numbers_are_named():
+    model = build_family("llama")
+    reference = read_reference(model, inputs=llama_inputs())
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0, 0] = float("nan")
+    with pytest.raises(ModelError, match=r"layer 1.*NaN"):
+        verify(model, inputs=llama_inputs())
+    result = verify(model, reference=reference, backend="numpy")
+    assert not result.passed
+    assert None in {s["max_abs_weights"] for s in result.to_dict()["sites"]}
+
+
+def test_quantised_projections_are_skipped_with_the_reason():
+    class Linear8(torch.nn.Linear):
+        """What a quantised layer looks like from outside."""
+
+        def forward(self, x):
+            return super().forward(x)
+
+    model = build_family("llama")
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.__class__ = Linear8
+    result = verify(model, inputs=example_inputs(FAMILIES["llama"]))
+    assert not result.passed and all("quantised" in s.reason for s in result.skipped)

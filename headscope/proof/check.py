@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.capture.feed import Axis
 from headscope.errors import ModelError
 from headscope.models.weights import HeadWeights
-from headscope.proof.closeness import allowed, working_dtype
+from headscope.proof.closeness import Tolerance, allowed, working_dtype
 from headscope.proof.plan import Plan
 from headscope.proof.rebuild import Rebuilt
 from headscope.proof.record import SiteRecord
@@ -68,10 +68,7 @@ def compare(
     same_weights = weights.absolute <= tolerance.weights
     passed = same_weights and (output is None or output.relative <= tolerance.output)
     _, head, row, column = (int(i) for i in np.unravel_index(int(weights.cells.argmax()), weights.cells.shape))
-    worst: int | None = head
-    if same_weights and not passed:
-        elsewhere = context is None or context.relative <= tolerance.output
-        worst = _changed_output(plan, current) if elsewhere else _worst_head(context)
+    in_output = same_weights and not passed
     return SiteCheck(
         stack=record.site.stack,
         layer=record.site.layer,
@@ -84,7 +81,7 @@ def compare(
         positions=plan.positions,
         mask="own" if plan.mask.own else "model",
         passed=passed,
-        worst_head=worst,
+        worst_head=_head_of_output(context, tolerance, plan, current) if in_output else head,
         worst_position=(row, column),
     )
 
@@ -117,8 +114,13 @@ def _output(
     return max(found, key=lambda difference: difference.relative, default=None)
 
 
-def _worst_head(context: Difference | None) -> int | None:
-    return None if context is None else int(context.cells.max(axis=(0, 2, 3)).argmax())
+def _head_of_output(
+    context: Difference | None, tolerance: Tolerance, plan: Plan, current: Callable[[], HeadWeights]
+) -> int | None:
+    """The head that makes outputs differ where weights do not: by its result, else by its part of the projection."""
+    if context is None or context.relative <= tolerance.output:
+        return _changed_output(plan, current)
+    return int(context.cells.max(axis=(0, 2, 3)).argmax())
 
 
 def _changed_output(plan: Plan, current: Callable[[], HeadWeights]) -> int | None:

@@ -41,9 +41,6 @@ class Turn:
         same = self.sin.shape == shape and shape[-2] >= length if self.own else shape[-2] == length
         return same and 2 * shape[-1] <= dim and (len(shape) == 2 or shape[0] in (1, batch))
 
-    def __post_init__(self) -> None:
-        assert self.cos.ndim in (2, 3)
-
 
 def turns(record: SiteRecord, head_dim: int, length: int) -> Iterator[Turn]:
     """Every way in which this site may turn its queries and keys, our own first.
