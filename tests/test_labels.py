@@ -96,6 +96,8 @@ def test_the_uniform_head_is_broad_at_every_length(causal):
         (head,) = headscope.analyze(model, rules="calibrated", **options).heads
         assert (head.pattern, head.runner_up) == ("broad", None), length
         assert {"sink_adjusted", "self_attend_adjusted", "prev_token_adjusted"} <= set(head.at_chance), length
+        if length > 12:
+            continue
         (seed,) = headscope.analyze(model, **options).heads
         assert set(seed.at_chance) == {"sink", "prev_token", "self_attend", "entropy"}, length
         if causal and length <= 5:
