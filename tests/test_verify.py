@@ -365,3 +365,15 @@ def test_quantised_projections_are_skipped_with_the_reason():
         layer.self_attn.q_proj.__class__ = Linear8
     result = verify(model, inputs=example_inputs(FAMILIES["llama"]))
     assert not result.passed and all("quantised" in s.reason for s in result.skipped)
+
+
+def test_the_public_names_are_reachable_from_the_package():
+    import headscope
+
+    assert headscope.verify is verify and headscope.read_reference is read_reference
+    x = torch.randn(2, 5, 8)
+    readable = headscope.MultiHeadAttention(8, 2)
+    twin = headscope.MultiHeadAttentionTorch(8, 2)
+    output, weights = readable.forward(x.numpy())
+    assert output.shape == tuple(twin(x)[0].shape) and weights.shape == (2, 2, 5, 5)
+    assert callable(headscope.efficient_mha) and callable(headscope.explain_head)
