@@ -120,17 +120,24 @@ def test_segments_and_positions_move_with_their_tokens(side):
         assert head.metrics["sink"] == pytest.approx(np.mean([h.metrics["sink"] for h in singles]), abs=TOLERANCE)
 
 
-def test_padding_in_encoder_and_decoder_does_not_reach_cross_attention():
-    """Left padding in one, right padding in the other, and both the other way round."""
+def test_padding_of_one_side_is_not_that_of_the_other():
+    """Left padding in one, right padding in the other, and the other way round; both are equally wide."""
     for name in ("t5", "bart"):
         model = build_family(name)
         pad = model.config.pad_token_id
         decoder = [[2, 50, 51], [2, 53, 54, 55, 56], [2]]
         results = []
         for left, right in (("left", "right"), ("right", "left")):
-            other = {f"decoder_{key}": value for key, value in padded(decoder, right, pad, extra=1).items()}
-            results.append(headscope.analyze(model, inputs=padded(ROWS, left, pad) | other, stack="cross").heads)
+            other = {f"decoder_{key}": value for key, value in padded(decoder, right, pad, extra=4).items()}
+            results.append(headscope.analyze(model, inputs=padded(ROWS, left, pad) | other).heads)
         same(*results)
+        expected = {
+            "encoder": np.mean([1 / len(row) for row in ROWS]),
+            "cross": np.mean([1 / len(row) for row in ROWS]),
+            "decoder": np.mean([np.mean([1 / i for i in range(1, len(row) + 1)]) for row in decoder]),
+        }
+        for head in results[0]:
+            assert head.chance["sink"] == pytest.approx(expected[head.stack]), head.stack
         for i in range(3):
             one = {"input_ids": torch.tensor([ROWS[i]]), "decoder_input_ids": torch.tensor([decoder[i]])}
             for head in headscope.analyze(model, inputs=one, stack="cross").heads:

@@ -25,6 +25,7 @@ from fixtures.building import build_family, example_inputs, reference_attentions
 from fixtures.families import FAMILIES
 from headscope.capture import layerwise
 from headscope.capture.layerwise import run
+from headscope.capture.session import Capture
 from headscope.errors import HeadscopeError, ModelError, ResourceError
 from headscope.models.sites import find_sites
 
@@ -221,9 +222,10 @@ def test_both_engines_give_the_very_same_numbers(name):
     assert layerwise_result.to_dict() | {"engine": 0} == full.to_dict() | {"engine": 0}
 
 
-def test_layers_are_forgotten_one_by_one():
-    """While a layer is measured, no other layer's matrix is alive."""
-    model = tiny_gpt2(n_ctx=64).eval()
+@pytest.mark.parametrize("name", ["gpt2", "deberta_v2", "bloom", "albert"])
+def test_layers_are_forgotten_one_by_one(name):
+    """While a layer is measured, no other layer's matrix is alive, whether the model was asked for weights or not."""
+    model = build_family(name)
     alive, others = [], []
 
     def take(call):
@@ -232,7 +234,22 @@ def test_layers_are_forgotten_one_by_one():
         alive.append(weakref.ref(call.weights))
 
     run(model, find_sites(model), {"input_ids": torch.tensor([IDS])}, take)
-    assert others == [0, 0]
+    assert others == [0] * len(find_sites(model))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_full_engine_waits_for_the_end(full):
+    """And the other one does not: its consumers have had their rows when the forward pass is over."""
+    model, seen, at_end = tiny_gpt2(), [], []
+
+    class Consumer:
+        def rows(self, site, block):
+            seen.append(site.layer)
+
+    model.lm_head.register_forward_hook(lambda *_: at_end.append(list(seen)))
+    capture = Capture(model, find_sites(model), lambda site: True, (Consumer(),), keep_all=full)
+    capture.batch({"input_ids": torch.tensor([IDS])}, {}, 1)
+    assert seen == [0, 1] and at_end == [[] if full else [0, 1]]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss", "t5", "deberta_v2", "bloom"])

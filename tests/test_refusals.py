@@ -14,6 +14,7 @@ import headscope
 from fixtures.building import build_family, reference_attentions
 from fixtures.families import FAMILIES
 from headscope.errors import ModelError
+from headscope.models.sites import find_sites
 from tests.test_capture import IDS, tiny_gpt2
 
 
@@ -37,6 +38,15 @@ def test_a_mask_that_only_pretends_is_reported(monkeypatch):
     result = headscope.analyze(build_family("llama"), ids=IDS)
     assert any("above the diagonal" in line for line in result.warnings)
     assert result.heads[0].chance["sink"] == pytest.approx(1 / 12), "so all keys are open"
+
+
+def test_images_have_nothing_ahead_to_look_at():
+    """Some towers say that they are causal, without being so."""
+    model = build_family("vit")
+    for site in find_sites(model):
+        site.module.is_causal = True
+    result = headscope.analyze(model, inputs={"pixel_values": torch.randn(1, 3, 32, 32)})
+    assert result.warnings == () and result.heads[0].chance["sink"] == pytest.approx(1 / 17)
 
 
 def test_attention_to_padding_is_refused(monkeypatch):

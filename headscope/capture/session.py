@@ -145,7 +145,7 @@ def _reads_text(site: Site) -> bool:
 
 def _kv_heads(module: nn.Module, heads: int) -> int:
     """Key/value heads of a module that did not show its keys: what it says of itself, else one a query head."""
-    for name in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
+    for name in ("num_key_value_heads", "num_kv_heads"):
         count = getattr(module, name, None)
         if isinstance(count, int) and 0 < count <= heads and heads % count == 0:
             return count
