@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 import headscope
 from fixtures.building import build_family, example_inputs, real_lengths, reference_attentions
-from fixtures.families import FAMILIES
+from fixtures.families import FAMILIES, HIDDEN
 from fixtures.tokenizers import build_tokenizer
 from headscope.errors import ModelError
 from tests.judging import compare, judged_names, judges_of, special_of
@@ -66,9 +66,21 @@ def test_every_metric_of_every_head_equals_plain_numpy(name):
         assert set(stacks[stack].num_heads) == {spec.num_heads}
         group = spec.num_heads // spec.num_kv_heads
         assert all(h.kv_head == h.head // group for h in result.heads if h.stack == stack)
+    check_model(result.model, model, FAMILIES[name])
     unseen = [line for line in result.warnings if "do not sum to one" in line]
     assert bool(unseen) == any(not spec.sums_to_one for spec in FAMILIES[name].stacks.values())
     assert not [line for line in result.warnings if "above the diagonal" in line or "left out" in line]
+
+
+def check_model(info, model, family):
+    """Sizes are None where stacks differ; a hybrid's layers without attention count as layers."""
+    specs = list(family.stacks.values())
+    depth = {model.config.num_hidden_layers} if list(family.stacks) == ["self"] else {len(s.layers) for s in specs}
+    assert info.num_layers == (depth.pop() if len(depth) == 1 else None)
+    assert (info.num_heads, info.num_kv_heads) == (specs[0].num_heads, specs[0].num_kv_heads)
+    assert info.hidden_size in (HIDDEN, None) and info.type == model.config.model_type
+    assert info.head_dim == family.config.get("head_dim", HIDDEN // specs[0].num_heads)
+    assert (info.dtype, info.device, info.class_name) == ("float32", "cpu", family.model_class)
 
 
 def test_a_model_without_attention_is_told_apart():

@@ -18,6 +18,8 @@ from transformers import (
     CLIPModel,
     GPT2Config,
     GPT2LMHeadModel,
+    IBertConfig,
+    IBertModel,
 )
 
 import headscope
@@ -27,6 +29,7 @@ from headscope.capture import layerwise
 from headscope.capture.layerwise import run
 from headscope.capture.session import Capture
 from headscope.errors import HeadscopeError, ModelError, ResourceError
+from headscope.heads import analysis
 from headscope.models.sites import find_sites
 
 IDS = list(range(20, 32))
@@ -231,10 +234,65 @@ def test_layers_are_forgotten_one_by_one(name):
     def take(call):
         gc.collect()
         others.append(sum(ref() is not None for ref in alive))
-        alive.append(weakref.ref(call.weights))
+        alive.append(weakref.ref(call.weights if call.weights._base is None else call.weights._base))
 
     run(model, find_sites(model), {"input_ids": torch.tensor([IDS])}, take)
     assert others == [0] * len(find_sites(model))
+
+
+def test_no_cache_of_keys_is_kept():
+    model, seen = tiny_gpt2(), []
+    for site in find_sites(model):
+        site.module.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs.get("past_key_values")), with_kwargs=True
+        )
+    headscope.analyze(model, ids=IDS)
+    assert seen == [None, None]
+
+
+def test_weights_are_the_one_output_that_can_be_them():
+    """Position biases and hidden states beside them are not taken for them; nor is one of two that might be."""
+    states, weights = torch.randn(1, 4, 8), torch.full((1, 2, 4, 4), 0.25)
+    bias, whole = torch.randn(1, 2, 4, 4), torch.ones(1, 2, 4, 4, dtype=torch.int64)
+    for output in (
+        (states, bias, weights),
+        (states, weights, None),
+        [states, whole, weights],
+        ((states, weights), 0.5),
+    ):
+        assert layerwise._weights_in(output) is weights
+    for output in (
+        states,
+        (states,),
+        (weights,),
+        (states, bias),
+        (states, weights, weights.clone()),
+        None,
+        {"a": weights},
+    ):
+        assert layerwise._weights_in(output) is None
+
+
+def test_weights_inside_of_nested_outputs():
+    torch.manual_seed(0)
+    config = IBertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    result = headscope.analyze(IBertModel(config), ids=IDS)
+    assert len(result.heads) == 4 and result.warnings == ()
+
+
+@pytest.mark.parametrize(("engine", "full"), [("auto", False), ("layerwise", False), ("full", True)])
+def test_the_engines_name_chooses_it(engine, full, monkeypatch):
+    made = []
+
+    def capture(*args, **kwargs):
+        made.append(kwargs["keep_all"])
+        return Capture(*args, **kwargs)
+
+    monkeypatch.setattr(analysis, "Capture", capture)
+    assert headscope.analyze(tiny_bert(), ids=IDS, engine=engine).engine == ("full" if full else "layerwise")
+    assert made == [full]
 
 
 @pytest.mark.parametrize("full", [False, True])

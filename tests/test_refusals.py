@@ -98,6 +98,24 @@ def test_rows_that_do_not_sum_to_one_without_a_sink_are_left_out(factor):
         headscope.analyze(model, ids=IDS, layer=2)
 
 
+def test_a_layer_that_is_unreadable_on_one_text_is_left_out_of_all():
+    """Of numbers and of pictures: a mean over some of the texts would not be what it says."""
+    model = build_family("deberta_v2")
+    module = model.encoder.layer[1].attention.self
+    plain = module.forward
+
+    def forward(states, *args, **kwargs):
+        output = plain(states, *args, **kwargs)
+        return (output[0], output[1] * (2 if states.shape[1] > 5 else 1), *output[2:])
+
+    module.forward = forward
+    result = headscope.analyze(model, ids=[IDS[:3], IDS], batch_size=1, maps=True)
+    assert {h.layer for h in result.heads} == {m.layer for m in result.maps} == {0, 2}
+    assert result.model.stacks[0].layers == (0, 2)
+    (warning,) = result.warnings
+    assert "layer 1 is left out" in warning
+
+
 def test_a_learned_sink_is_reported_and_kept_apart_from_the_first_token():
     model, family = build_family("gpt_oss"), FAMILIES["gpt_oss"]
     inputs = {"input_ids": torch.tensor([IDS])}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 from transformers import (
     BertConfig,
     BertModel,
@@ -16,6 +19,8 @@ from transformers import (
     Pix2StructForConditionalGeneration,
     ResNetConfig,
     ResNetModel,
+    RoFormerConfig,
+    RoFormerModel,
 )
 from transformers.models.bridgetower.modeling_bridgetower import BridgeTowerVisionModel
 
@@ -90,6 +95,20 @@ def test_a_decoder_with_cross_attention_has_a_stack_for_it():
     bert = BertModel(BertConfig(**TINY, is_decoder=True, add_cross_attention=True))
     assert stacks_of(find_sites(bert)) == {"self": (0, 1), "cross": (0, 1)}
     assert [s.causal for s in find_sites(bert)] == [not s.cross for s in find_sites(bert)]
+
+
+def test_a_decoder_whose_modules_do_not_say_so_themselves():
+    for decoder in (False, True):
+        model = RoFormerModel(RoFormerConfig(**TINY, embedding_size=16, is_decoder=decoder))
+        assert [s.causal for s in find_sites(model)] == [decoder, decoder]
+
+
+def test_a_second_decoder_reads_the_decoders_tokens_too():
+    model = build_family("t5")
+    model.extra = nn.ModuleDict({"decoder": copy.deepcopy(model.decoder)})
+    axes = axes_of(find_sites(model))
+    assert axes["extra.decoder.block"] == ("decoder", "decoder")
+    assert axes["extra.decoder.block"] == axes["decoder"] and axes["cross"] == ("decoder", "text")
 
 
 def test_an_encoder_and_a_decoder_of_different_families():

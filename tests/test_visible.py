@@ -12,8 +12,8 @@ from transformers import BertConfig, BertModel, GPTNeoConfig, GPTNeoModel, XLNet
 import headscope
 from fixtures import constructed
 from fixtures.building import build_family
-from headscope.capture.feed import Axis, matrix_of
-from headscope.capture.layerwise import Call
+from headscope.capture.feed import Axis, mass_of, matrix_of
+from headscope.capture.layerwise import Call, run
 from headscope.capture.visible import masked_visible, open_cells, unmasked_visible
 from headscope.models.sites import find_sites
 from tests import reference
@@ -129,6 +129,29 @@ def test_a_module_that_shows_no_mask_tells_by_its_weights():
 
 
 # ------------------------------------------------------------------ whole models
+def xlnet():
+    torch.manual_seed(0)
+    return XLNetModel(XLNetConfig(vocab_size=40, d_model=16, n_layer=2, n_head=2, d_inner=16)).eval()
+
+
+@pytest.mark.parametrize("name", ["deberta_v2", "bloom", "falcon_mqa", "mpt", "xlnet"])
+def test_masks_are_found_where_a_module_computes_attention_itself(name):
+    """Among what it is given, whatever its name and order of axes, and it says what is padding."""
+    model = xlnet() if name == "xlnet" else build_family(name)
+    inputs = {"input_ids": torch.tensor([[20, 21, 22, 23], [24, 25, 5, 5]])}
+    inputs["attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    real, found = inputs["attention_mask"].bool(), []
+
+    def take(call):
+        found.append(masked_visible(mass_of(call.weights), call.masks, real, real))
+
+    run(model, find_sites(model), inputs, take)
+    causal = name not in ("deberta_v2", "xlnet")
+    for seen in found:
+        expected = (real[:, None, :] & torch.ones(4, 4, dtype=torch.bool).tril(0 if causal else 4))[real]
+        assert torch.equal(seen.expand(2, 1, 4, 4)[:, 0][real], expected)
+
+
 def sharpened(name):
     """The family's model with query projections so large that nearly all weights are exactly 0 or 1."""
     model = build_family(name)
@@ -187,9 +210,7 @@ def test_the_windows_of_a_module_that_keeps_its_own_table():
 
 
 def test_a_model_whose_weights_come_in_another_order():
-    torch.manual_seed(0)
-    model = XLNetModel(XLNetConfig(vocab_size=40, d_model=16, n_layer=2, n_head=2, d_inner=16)).eval()
-    check_single(model, torch.tensor([[5, 6, 7, 8, 9]]), {0: {}, 1: {}})
+    check_single(xlnet(), torch.tensor([[5, 6, 7, 8, 9]]), {0: {}, 1: {}})
 
 
 def test_a_longer_and_a_shorter_text_see_their_own_tokens_only():

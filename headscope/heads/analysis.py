@@ -186,6 +186,7 @@ def _measure(
         for s in sites
         if (s.stack, s.layer) in capture.facts and (s.stack, s.layer) not in capture.unreadable
     }
+    pictures = tuple(m for m in pictures if (m.stack, m.layer) in facts)
     notes = _left_out(wanted, capture)
     return _Measured(_joined(parts, prepared.texts), facts, pictures, (*capture.findings.warnings(), *notes))
 
