@@ -15,6 +15,7 @@ from transformers import (
     AttentionInterface,
     BertConfig,
     BertModel,
+    Cache,
     CLIPModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -244,10 +245,13 @@ def test_no_cache_of_keys_is_kept():
     model, seen = tiny_gpt2(), []
     for site in find_sites(model):
         site.module.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append(kwargs.get("past_key_values")), with_kwargs=True
+            lambda module, args, kwargs: seen.extend(v for v in (*args, *kwargs.values()) if isinstance(v, Cache)),
+            with_kwargs=True,
         )
+    model(torch.tensor([IDS]))
+    assert len(seen) == 2, "it does keep one by itself"
     headscope.analyze(model, ids=IDS)
-    assert seen == [None, None]
+    assert len(seen) == 2
 
 
 def test_weights_are_the_one_output_that_can_be_them():

@@ -164,6 +164,21 @@ def test_windows_of_an_image_are_refused():
     assert "windows" in error.value.hint
 
 
+@pytest.mark.parametrize("chosen", ["all", "0,2"])
+def test_weights_of_another_rank_are_no_heads(chosen, monkeypatch):
+    plain = modeling_llama.eager_attention_forward
+
+    def first_head_only(module, *args, **kwargs):
+        context, weights = plain(module, *args, **kwargs)
+        return context, weights[:, 0] if module.layer_idx == 1 else weights
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", first_head_only)
+    result = headscope.analyze(build_family("llama"), ids=IDS, layer=chosen)
+    assert result.model.stacks[0].layers == (0, 2) and result.model.num_heads == 8
+    assert [line for line in result.warnings if "layer 1 is left out" in line] == list(result.warnings)
+    assert bool(result.warnings) == (chosen == "all")
+
+
 def test_what_ran_without_weights_is_named_beside_what_could_be_read():
     torch.manual_seed(0)
     config = LongT5Config(

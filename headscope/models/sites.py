@@ -64,11 +64,8 @@ class Site:
     @property
     def causal(self) -> bool:
         """Whether the model means this site to be causal: a token must not look at later ones."""
-        if self.cross:
-            return False
-        config = getattr(self.module, "config", None)
         marks = (getattr(self.module, "is_causal", None), getattr(self.module, "is_decoder", None))
-        return True in marks or (marks[0] is None and getattr(config, "is_decoder", False) is True)
+        return True in marks and not self.cross
 
     @property
     def has_sink(self) -> bool:
