@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.errors import InputError
 from headscope.models.inputs import prepare
 from headscope.models.loading import LoadedModel, wrap_model
+from headscope.models.ready_tensors import ready_axis
 from tests.tiny_checkpoints import byte_bpe, tiny_model, wordpiece
 
 LENGTHS = (6, 2, 4)
@@ -124,3 +125,18 @@ def test_shifting_loses_no_token(lengths: list[int], extra: int, side: str) -> N
         kept = tensors["input_ids"][row][tensors["attention_mask"][row].bool()]
         assert torch.equal(batch.inputs["input_ids"][row, :n], kept)
         assert len(batch.axes["text"].labels[row]) == n
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0)])
+def test_tensors_without_a_token_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="no token"):
+        prepare(MODELS["bert"], tensors={"input_ids": torch.zeros(shape, dtype=torch.int64)})
+
+
+def test_a_picture_with_as_many_channels_as_the_text_has_tokens_stays_as_it_is() -> None:
+    picture = torch.randn(2, 3, 4, 4)
+    tensors = padded((2, 3), "left", 0, width=3) | {"pixel_values": picture}
+    shifted, axis = ready_axis(MODELS["bert"], tensors)
+    assert axis is not None and axis.lengths.tolist() == [2, 3]
+    assert torch.equal(shifted["pixel_values"], picture)
+    assert not torch.equal(shifted["input_ids"], tensors["input_ids"])

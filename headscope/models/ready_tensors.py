@@ -39,6 +39,8 @@ def ready_axis(
     if main.dim() != (2 if ids is not None else 3):
         raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}, needs (batch, tokens)")
     size = (main.shape[0], main.shape[1])
+    if 0 in size:
+        raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}: no token", "give one token or more a row")
     starts, lengths = _runs(tensors.get(f"{prefix}attention_mask"), size, prefix)
     shifted = _shifted(tensors, prefix, starts, size)
     return shifted, _axis(loaded, shifted.get(f"{prefix}input_ids"), lengths, size[1])
@@ -71,7 +73,9 @@ def _shifted(
     for name, value in tensors.items():
         if name.startswith("decoder_") != bool(prefix):
             continue
-        if value.dim() >= 2 and tuple(value.shape[:2]) == size:
+        # Pictures and sounds may have as many channels as the text has tokens.
+        by_token = value.dim() == 2 or name == f"{prefix}inputs_embeds"
+        if by_token and tuple(value.shape[:2]) == size:
             rows = [torch.roll(row, -start, dims=0) for row, start in zip(value, starts, strict=True)]
             result[name] = torch.stack(rows)
         elif name == f"{prefix}position_ids":
