@@ -9,6 +9,7 @@ from torch import nn
 
 from headscope.errors import ModelError
 from headscope.models.parts import Part, Parts, find_parts
+from headscope.models.pruned import pruned_state
 from headscope.models.rows import HeadShape
 from headscope.models.sites import Site
 
@@ -53,6 +54,9 @@ def head_shape(site: Site) -> HeadShape:
 
 def shape_of(site: Site, parts: Parts) -> HeadShape:
     """`head_shape` of a site whose parts are known already."""
+    left = pruned_state(site.module)
+    if left is not None:
+        return HeadShape(len(left.kept), len(left.kept_kv), left.head_dim, left.value_dim)
     said = _said(site.module)
     shape = _of_fused(site, parts, said) if parts.fused else _of_separate(site, parts, said)
     heads = (("num_heads", said.num_heads, shape.num_heads), ("num_kv_heads", said.num_kv_heads, shape.num_kv_heads))

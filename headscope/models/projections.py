@@ -85,6 +85,17 @@ def projections(site: Site, shape: HeadShape | None = None, *, model: nn.Module 
     return _located(site, parts, shape or shape_of(site, parts), model)
 
 
+def arrangement_runs(site: Site, found: Projections) -> int | None:
+    """The number of equal runs that a fused weight is always cut into, None where heads alone decide it.
+
+    Heads then leave such a weight only as many from each run.
+    """
+    if not found.layout.fused:
+        return None
+    runs = _arrangement(site, found.layout).runs
+    return runs if isinstance(runs, int) and runs > 1 else None
+
+
 def _located(site: Site, parts: Parts, shape: HeadShape, model: nn.Module | None) -> Projections:
     found: dict[Role, Projection] = {}
     for role, part in _separate(parts):

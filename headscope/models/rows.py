@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +75,14 @@ class Rows:
 
     def index(self) -> Tensor:
         """int64, (heads, dim): the row of the weight that each row of each head is."""
-        return self.take(torch.arange(self.total)[:, None])[..., 0]
+        return self.take(torch.arange(self.total, device="cpu")[:, None])[..., 0]
+
+    def index_of(self, places: Sequence[int]) -> Tensor:
+        """int64, (len(places) * dim,): the rows of some of the heads, ascending.
+
+        Ascending rows keep the arrangement: what is left is laid out as the whole was.
+        """
+        return self.index()[list(places)].flatten().sort().values
 
     def _own(self, matrix: Tensor) -> Tensor:
         """(runs, rows of the role in a run, features): a view."""
