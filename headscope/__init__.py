@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from headscope.proof.explain import explain_head as explain_head
     from headscope.proof.reference import read_reference as read_reference
     from headscope.proof.verify import verify as verify
+    from headscope.pruning.compat import find_pruneable_heads_and_indices as find_pruneable_heads_and_indices
+    from headscope.pruning.prune import prune_heads as prune_heads
 
 __version__ = "0.1.0"
 
@@ -31,7 +33,9 @@ _HOME = {
     "efficient_mha": "headscope.attention.torch_attention",
     "explain_head": "headscope.proof.explain",
     "extract_attention_patterns": "headscope.heads.lesson",
+    "find_pruneable_heads_and_indices": "headscope.pruning.compat",
     "load": "headscope.models.loading",
+    "prune_heads": "headscope.pruning.prune",
     "read_reference": "headscope.proof.reference",
     "verify": "headscope.proof.verify",
 }
@@ -46,7 +50,9 @@ __all__ = [
     "efficient_mha",
     "explain_head",
     "extract_attention_patterns",
+    "find_pruneable_heads_and_indices",
     "load",
+    "prune_heads",
     "read_reference",
     "verify",
 ]

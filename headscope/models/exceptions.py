@@ -40,3 +40,55 @@ NOT_PLAIN_CHILDREN = {
 # one named `linear`.
 PLAIN_LINEARS = {"FalconLinear"}
 PLAIN_WRAPPERS = {"MoshiLinear", "KyutaiSpeechToTextLinear", "Gemma4ClippableLinear"}
+
+# Classes whose heads cannot be removed although their projections are plain, by name (with the file's where names are
+# not enough), with what they do.
+_WIDTH_OF_INPUT = "its code takes the width of all heads together from its input"
+NOT_PRUNABLE = {
+    "AutoformerAttention": "it chooses delays by the mean over all heads",
+    "LiltSelfAttention": "its heads share their scores with those of the layout beside them",
+    "LongT5LocalAttention": "its bias is laid out in blocks of tokens, for all original heads",
+    "LongT5TransientGlobalAttention": "its bias is laid out in blocks of tokens, for all original heads",
+    "LEDEncoderSelfAttention": "its code takes the width of its input from that of all heads together",
+    "LongformerSelfAttention": "its code takes the width of its input from that of all heads together",
+    "ProphetNetNgramSelfAttention": "its relative positions are projected for all heads at once",
+} | dict.fromkeys(
+    (
+        "BlipAttention",
+        "Blip2Attention",
+        "InstructBlipAttention",
+        "InstructBlipVideoAttention",
+        "DetrAttention",
+        "Florence2VisionWindowAttention",
+        "modeling_fsmt.Attention",
+        "GroupViTAttention",
+        "LEDDecoderAttention",
+        "Mask2FormerAttention",
+        "MgpstrAttention",
+        "OneFormerAttention",
+        "PegasusXGlobalLocalAttention",
+        "ProphetNetAttention",
+        "PvtV2SelfAttention",
+        "TableTransformerAttention",
+        "TimesformerSelfAttention",
+        "TrOCRAttention",
+    ),
+    _WIDTH_OF_INPUT,
+)
+
+# Attributes that are true of attention modules whose keys and values serve other layers, too.
+SHARES_KEYS = ("is_kv_shared_layer", "store_full_length_kv")
+
+# Classes whose masks have a row of their own for each head, by name.
+PER_HEAD_MASKS = {
+    "EomtAttention",
+    "EomtDinov3Attention",
+    "GroundingDinoMultiheadAttention",
+    "MMGroundingDinoMultiheadAttention",
+    "Phi4MultimodalAudioAttention",
+    "Sam3Attention",
+    "Sam3LiteTextAttention",
+}
+
+# Classes whose `position_bias` is for tokens and features, not for heads, by name.
+BIAS_WITHOUT_HEADS = {"SpeechT5Attention"}
