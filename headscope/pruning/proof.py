@@ -23,8 +23,8 @@ from headscope.pruning.implementations import IMPLEMENTATIONS, attention_as
 from headscope.pruning.masking import masked_heads
 from headscope.pruning.plan import current_plan
 from headscope.pruning.probes import Probe
+from headscope.pruning.report import Equivalence, EquivalenceCheck
 from headscope.pruning.running import Outputs, can_generate, comparable, forward, generated
-from headscope.results import Equivalence, EquivalenceCheck
 
 TOLERANCE = 1e-5
 # Relative differences above this are never rounding.

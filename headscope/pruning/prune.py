@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from headscope.pruning.plan import Heads, make_plan
+from headscope.pruning.report import PruneReport
 from headscope.pruning.surgery import apply
-from headscope.results import PruneReport
 
 
 def prune_heads(
