@@ -26,7 +26,7 @@ from transformers import (
 import headscope
 from fixtures.building import build_family, example_inputs, reference_attentions
 from fixtures.families import FAMILIES
-from headscope.capture import layerwise
+from headscope.capture import evaluation
 from headscope.capture.layerwise import run
 from headscope.capture.session import Capture
 from headscope.errors import HeadscopeError, ModelError, ResourceError
@@ -55,8 +55,8 @@ def state_of(model):
         "training": [m.training for m in model.modules()],
         "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
         "order": [list(m._forward_hooks) for m in model.modules()],
-        "attention": [c._attn_implementation for c in layerwise._configs(model)],
-        "configs": [c.to_dict() for c in layerwise._configs(model)],
+        "attention": [c._attn_implementation for c in evaluation.configs_of(model)],
+        "configs": [c.to_dict() for c in evaluation.configs_of(model)],
         "requires_grad": [p.requires_grad for p in model.parameters()],
         "grads": [p.grad is None for p in model.parameters()],
         "forwards": [m.forward.__func__ for m in model.modules() if hasattr(m.forward, "__func__")],

@@ -40,7 +40,7 @@ def random_matrix(seed, lengths, heads, causal, window, *, cross_keys=None, shar
 def measure(matrix, names, cross=False):
     statistics = HeadStatistics(tuple(variant(n) for n in names))
     for block in blocks(matrix, cross):
-        statistics.block(LAYER, block)
+        statistics.add(LAYER, block)
     return statistics.finish()[LAYER]
 
 

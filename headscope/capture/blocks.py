@@ -1,48 +1,312 @@
-"""Row blocks: what every consumer of attention sees, whichever engine made them."""
+"""Rows of attention: what every consumer sees, whichever engine made them.
+
+`RowBlock` has weights, `StreamedRows` has what is left of them after streaming, `UniformRows` is attention that spreads
+evenly. All answer the same questions, so that a metric is written once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from headscope.attention.streaming import StreamedWeights
+from headscope.attention.visibility import Target, Visibility
 from headscope.models.sites import Site
+
+# Values of weights in one block, small enough for a core's cache in float32.
+BLOCK_CELLS = 1 << 19
+
+# What the entropy of the seed rules adds to every weight before its logarithm.
+EPSILON = 1e-9
+# Up to this many keys, what EPSILON takes off an entropy is less than 2e-6 and its middle is good enough.
+_FEW_KEYS = 2048
+_SAMPLED_ROWS = 16
+# Up to this many columns are looked at one by one.
+_FEW_COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class RowBlock:
+class Rows:
     """Some query rows of one layer's attention, for one batch. Sequences are padded on the right.
 
+    Results of methods are float32 or float64, (batch, head, rows), if not said otherwise.
+
     Attributes:
-        weights: float32, (batch, head, rows, key): softmax weights as the model computes them; zeros at padding.
-        first_row: Position of the block's first query row.
+        first_row: Position of the first row.
         valid: bool, (batch, 1 or head, rows): False for rows that never count, padding first of all.
-        visible: bool, (batch or 1, 1, rows, key): the keys that a row may look at (mask, window, padding).
+        view: Which keys rows may look at (mask, window, padding), of all rows of the layer.
         special: bool, (batch or 1, key): keys that are special tokens.
         lengths: int64, (batch,): real query tokens a sequence.
         cross: Keys are another sequence's tokens, so positions cannot be compared.
-        first_key: First key column that counts; 1 where the first column has been removed.
+        first_key: First key that counts; 1 where the first one is left out and rows are scaled to sum to one.
     """
 
-    weights: Tensor
     first_row: int
     valid: Tensor
-    visible: Tensor
+    view: Visibility
     special: Tensor
     lengths: Tensor
-    cross: bool = False
-    first_key: int = 0
+    cross: bool
+    first_key: int
+
+    @property
+    def size(self) -> int:
+        """How many rows."""
+        return self.valid.shape[-1]
 
     @property
     def positions(self) -> Tensor:
         """int64, (rows,): the position of each row's query token."""
-        return torch.arange(self.first_row, self.first_row + self.weights.shape[2], device=self.weights.device)
+        return torch.arange(self.first_row, self.first_row + self.size, device=self.valid.device)
+
+    def has(self, target: Target) -> Tensor:
+        """bool, (rows,): whether the target is a key that counts."""
+        key = target.positions(self.positions)
+        return (key >= self.first_key) & (key < self.view.keys)
+
+    def sees(self, target: Target) -> Tensor:
+        """bool, (batch or 1, 1, rows): whether each row may look at its target."""
+        return self.view.at(target.positions(self.positions), self.first_row).any(dim=1, keepdim=True)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """int64, (batch or 1, 1, rows): keys that count and that each row may look at."""
+        counts = self.view.counts(self.valid.device)[..., self.first_row : self.first_row + self.size]
+        return counts - self.sees(Target(key=0)).long() if self.first_key else counts
+
+    def at(self, target: Target) -> Tensor:
+        """Each row's weight on its target; meaningless where `has` says that there is none."""
+        raise NotImplementedError
+
+    def total(self) -> Tensor:
+        """Each row's sum of weights."""
+        raise NotImplementedError
+
+    def entropy(self, scaled: bool = False) -> Tensor:
+        """Each row's -sum w ln(w + 1e-9), in nats; `scaled` divides rows by their sums first."""
+        raise NotImplementedError
+
+    def on(self, columns: Tensor) -> Tensor:
+        """Each row's sum of weights on some keys, bool (batch or 1, key)."""
+        raise NotImplementedError
+
+    def distance(self) -> Tensor:
+        """Each row's sum of w |i - j|, in tokens."""
+        raise NotImplementedError
+
+    def largest(self) -> Tensor:
+        """Each row's largest weight."""
+        raise NotImplementedError
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """The same rows with their weights, computed anew where they are not kept, in blocks of bounded size."""
+        raise NotImplementedError
+
+    def without_first(self) -> Rows:
+        """The first key left out and rows scaled to sum to one; rows with less than 1e-3 left do not count."""
+        raise NotImplementedError
+
+    def from_weights(self, function: Callable[[RowBlock], Tensor]) -> Tensor:
+        """What a function of blocks with weights gives for each row, (batch, head, rows)."""
+        return torch.cat([function(block) for block in self.blocks()], dim=-1)
+
+
+@dataclass(frozen=True)
+class RowBlock(Rows):
+    """Rows with their weights.
+
+    Attributes:
+        weights: float32, (batch, head, rows, key): softmax weights as the model computes them; zeros at padding.
+    """
+
+    weights: Tensor
+
+    @property
+    def visible(self) -> Tensor:
+        """bool, (batch or 1, 1, rows, key): the keys that a row may look at."""
+        return self.view.cells(self.first_row, self.first_row + self.size, self.weights.device)
+
+    def at(self, target: Target) -> Tensor:
+        """Each row's weight on its target."""
+        index = target.positions(self.positions).clamp(0, self.weights.shape[-1] - 1)
+        return self.weights.gather(-1, index[:, None].expand(*self.weights.shape[:3], 1))[..., 0]
+
+    def total(self) -> Tensor:
+        """Each row's sum of weights."""
+        return self.weights.sum(dim=-1)
+
+    def entropy(self, scaled: bool = False) -> Tensor:
+        """Each row's -sum w ln(w + 1e-9), in nats."""
+        weights = self.weights
+        if scaled:
+            weights = weights / self.total().clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+        return -(weights * (weights + EPSILON).log_()).sum(dim=-1)
+
+    def on(self, columns: Tensor) -> Tensor:
+        """Each row's sum of weights on some keys."""
+        return (self.weights @ columns[:, None, :, None].to(self.weights.dtype))[..., 0]
+
+    def distance(self) -> Tensor:
+        """Each row's sum of w |i - j|, in tokens."""
+        keys = torch.arange(self.weights.shape[-1], device=self.weights.device)
+        distance = (self.positions[:, None] - keys).abs().to(self.weights.dtype)
+        return (self.weights * distance).sum(dim=-1, dtype=torch.float64)
+
+    def largest(self) -> Tensor:
+        """Each row's largest weight."""
+        return self.weights.amax(dim=-1)
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """Itself."""
+        yield self
+
+    def without_first(self) -> RowBlock:
+        """The first column left out and rows scaled to sum to one; rows with less than 1e-3 left do not count."""
+        weights = self.weights.clone()
+        weights[..., 0] = 0
+        left = weights.sum(dim=-1, keepdim=True)
+        valid = self.valid & (left[..., 0] >= 1e-3)
+        return replace(self, weights=weights / left.clamp(min=1e-3), valid=valid, first_key=1)
+
+
+@dataclass(frozen=True)
+class StreamedRows(Rows):
+    """All rows of a layer, with what is known of their weights after streaming."""
+
+    weights: StreamedWeights
+
+    def at(self, target: Target) -> Tensor:
+        """Each row's weight on its target."""
+        weight = self.weights.at(target)
+        return weight / self._left if self.first_key else weight
+
+    def total(self) -> Tensor:
+        """Each row's sum of weights."""
+        return self.weights.total(first=not self.first_key) / self._left
+
+    def entropy(self, scaled: bool = False) -> Tensor:
+        """Each row's -sum w ln(w + 1e-9), in nats."""
+        entropy = self.weights.entropy(first=not self.first_key, scaled=scaled)
+        return (entropy - self._off_by_epsilon).clamp(min=0)
+
+    def on(self, columns: Tensor) -> Tensor:
+        """Each row's sum of weights on some keys; in one pass, or one product a key where they are few."""
+        wanted = [k for k in columns.any(dim=0).nonzero()[:, 0].tolist() if k >= self.first_key]
+        if len(wanted) > _FEW_COLUMNS:
+            return self.weights.on(columns, first=not self.first_key) / self._left
+        zero = torch.zeros_like(self._left)
+        return sum((self.weights.at(Target(key=k)) * columns[:, k, None, None] for k in wanted), zero) / self._left
+
+    def distance(self) -> Tensor:
+        """Each row's sum of w |i - j|, in tokens."""
+        return self.weights.distance(first=not self.first_key) / self._left
+
+    def largest(self) -> Tensor:
+        """Each row's largest weight."""
+        return self.weights.largest(first=not self.first_key) / self._left
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """The rows with their weights, computed anew."""
+        batch, heads, rows, keys = self.weights.shape
+        step = max(1, BLOCK_CELLS // max(1, batch * heads * keys))
+        facts = {name: getattr(self, name) for name in ("view", "special", "lengths", "cross")}
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            block = RowBlock(
+                start, self.valid[..., start:stop], **facts, first_key=0, weights=self.weights.rows(start, stop)
+            )
+            yield block.without_first() if self.first_key else block
+
+    def without_first(self) -> StreamedRows:
+        """The first key left out and rows scaled to sum to one; rows with less than 1e-3 left do not count."""
+        return replace(self, valid=self.valid & (self.weights.total(first=False) >= 1e-3), first_key=1)
+
+    @cached_property
+    def _left(self) -> Tensor:
+        """What rows are divided by: what is left of them without the first key."""
+        left = self.weights.total(first=False) if self.first_key else torch.ones_like(self.weights.total())
+        return left.clamp(min=1e-3)
+
+    @cached_property
+    def _off_by_epsilon(self) -> Tensor:
+        """sum w ln(1 + 1e-9 / w), 0 to 1e-9 a visible key: the middle for few keys, of a sample of rows for many."""
+        if self.view.keys <= _FEW_KEYS:
+            return self.counts.float() * (EPSILON / 2)
+        rows = torch.linspace(0, self.size - 1, _SAMPLED_ROWS).round().long().tolist()
+        weights = torch.cat([self.weights.rows(row, row + 1) for row in rows], dim=2)
+        off = (weights * (EPSILON / weights.clamp(min=1e-30)).log1p()).sum(dim=-1)
+        return torch.nn.functional.interpolate(off, self.size, mode="linear", align_corners=True)
+
+
+@dataclass(frozen=True)
+class UniformRows(Rows):
+    """Attention that spreads evenly over the visible keys; results are (batch or 1, 1, rows)."""
+
+    @staticmethod
+    def like(rows: Rows) -> UniformRows:
+        """Even attention of the same rows on the same keys."""
+        return UniformRows(
+            rows.first_row, rows.valid, rows.view, rows.special, rows.lengths, rows.cross, rows.first_key
+        )
+
+    @cached_property
+    def _share(self) -> Tensor:
+        return 1 / self.counts.clamp(min=1).float()
+
+    def at(self, target: Target) -> Tensor:
+        """Each row's weight on its target."""
+        return self._share * (self.sees(target) & self.has(target))
+
+    def total(self) -> Tensor:
+        """Each row's sum of weights."""
+        return (self.counts > 0).float()
+
+    def entropy(self, scaled: bool = False) -> Tensor:
+        """Each row's -sum w ln(w + 1e-9), in nats."""
+        return -(self._share + EPSILON).log() * (self.counts > 0)
+
+    def on(self, columns: Tensor) -> Tensor:
+        """Each row's sum of weights on some keys."""
+        counted = columns.clone()
+        counted[:, : self.first_key] = False
+        total = self.view.sums(counted, counted.device)
+        return total[..., self.first_row : self.first_row + self.size] * self._share
+
+    def distance(self) -> Tensor:
+        """Each row's sum of w |i - j|, in tokens."""
+        total = self.view.remember("distances", lambda: self.view.distances(self.valid.device))
+        total = total[..., self.first_row : self.first_row + self.size].double()
+        if self.first_key:
+            total = total - self.positions * self.sees(Target(key=0))
+        return total * self._share
+
+    def largest(self) -> Tensor:
+        """Each row's largest weight."""
+        return self._share * (self.counts > 0)
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """The rows with their weights."""
+        for start, stop in self.view.chunks():
+            first, last = max(start, self.first_row), min(stop, self.first_row + self.size)
+            if first < last:
+                yield self._block(first, last)
+
+    def _block(self, first: int, last: int) -> RowBlock:
+        seen = self.view.cells(first, last, self.valid.device).float()
+        seen[..., : self.first_key] = 0
+        part = slice(first - self.first_row, last - self.first_row)
+        weights = seen * self._share[..., part, None]
+        facts = (self.valid[..., part], self.view, self.special, self.lengths, self.cross, self.first_key)
+        return RowBlock(first, *facts, weights=weights)
 
 
 class Consumer(Protocol):
-    """What an engine feeds. A consumer must not keep or change the block's tensors; it may keep sums or copies."""
+    """What an engine feeds. A consumer must not keep or change the rows' tensors; it may keep sums or copies."""
 
-    def rows(self, site: Site, block: RowBlock) -> None:
-        """Take the next row block of `site`; blocks of one site come in order, all of one batch before the next."""
+    def rows(self, site: Site, rows: Rows) -> None:
+        """Take the next rows of `site`; they come in order, all of one batch before the next."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headscope.capture.blocks import RowBlock
+from headscope.attention.visibility import Visibility
+from headscope.capture.blocks import BLOCK_CELLS, RowBlock
 from headscope.capture.layerwise import Call
+from headscope.capture.streaming import StreamedCall
 from headscope.capture.visible import masked_visible, unmasked_visible
 from headscope.errors import ModelError
 from headscope.models.exceptions import ROWS_ARE_NOT_TOKENS
-
-# Values of weights in one block, small enough for a core's cache in float32.
-BLOCK_CELLS = 1 << 19
 
 
 class Unreadable(ModelError):
@@ -72,7 +71,7 @@ def mass_of(weights: Tensor) -> Tensor:
     return weights.sum(dim=1, dtype=torch.float32)
 
 
-def readable(call: Call, size: int) -> None:
+def readable(call: Call | StreamedCall, size: int) -> None:
     """Refuse a call whose weights cannot belong to its site's layer and to a batch of `size` examples.
 
     Raises:
@@ -97,20 +96,30 @@ def readable(call: Call, size: int) -> None:
         )
 
 
-def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
-    """Pair a call's weights with the axes of its tokens.
+def fit(call: Call | StreamedCall, query: Axis, key: Axis) -> None:
+    """Refuse a call whose weights do not pair with the axes of its tokens.
 
     Raises:
         Unreadable: The weights are not one row a query token and one column a key token.
     """
-    weights = call.weights
+    shape = tuple(call.weights.shape)
     expected = (len(query.lengths), query.special.shape[1], key.special.shape[1])
-    if weights.ndim != 4 or (weights.shape[0], *weights.shape[2:]) != expected:
+    if len(shape) != 4 or (shape[0], *shape[2:]) != expected:
         raise Unreadable(
-            f"{call.site.path} returned attention of shape {tuple(weights.shape)} for {expected[1]} query and "
+            f"{call.site.path} returned attention of shape {shape} for {expected[1]} query and "
             f"{expected[2]} key tokens in a batch of {expected[0]}: not one row and one column a token",
             "Models that attend to windows, pools or latents instead of tokens cannot be measured.",
         )
+
+
+def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
+    """A call's weights with all that is needed to read them.
+
+    Raises:
+        Unreadable: The weights are not one row a query token and one column a key token.
+    """
+    fit(call, query, key)
+    weights = call.weights
     mass = mass_of(weights)
     visible = masked_visible(mass, call.masks, query.valid, key.valid)
     if visible is None:
@@ -119,21 +128,15 @@ def matrix_of(call: Call, query: Axis, key: Axis) -> Matrix:
     return Matrix(weights, visible & key.valid[:, None, None, :], query, key, query.valid[:, None])
 
 
-def blocks(matrix: Matrix, cross: bool) -> Iterator[RowBlock]:
-    """Cut a matrix into float32 row blocks of bounded size."""
+def blocks(matrix: Matrix, cross: bool, view: Visibility | None = None) -> Iterator[RowBlock]:
+    """Cut a matrix into float32 row blocks of bounded size; `view` is its visible cells, where layers share them."""
     batch, heads, rows, keys = matrix.weights.shape
+    view = view or Visibility(rows, keys, open=matrix.visible)
     step = max(1, min(rows, BLOCK_CELLS // max(1, batch * heads * keys)))
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        yield RowBlock(
-            weights=matrix.weights[:, :, part].float(),
-            first_row=start,
-            valid=matrix.valid[..., part],
-            visible=matrix.visible[:, :, part],
-            special=matrix.key.special,
-            lengths=matrix.query.lengths,
-            cross=cross,
-        )
+        facts = (view, matrix.key.special, matrix.query.lengths, cross)
+        yield RowBlock(start, matrix.valid[..., part], *facts, first_key=0, weights=matrix.weights[:, :, part].float())
 
 
 # ------------------------------------------------------------------ checks
@@ -194,14 +197,56 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
         findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
 
 
+def check_streamed(
+    call: StreamedCall, view: Visibility, query: Axis, key: Axis, findings: Findings, expect_causal: bool
+) -> None:
+    """The same checks where there is no matrix: what masks hide is hidden, and rows sum to one but for learned sinks.
+
+    Raises:
+        ModelError: NaN.
+        Unreadable: Attention to padding.
+    """
+    where = f"{call.site.path} (layer {call.site.layer})"
+    weights, valid = call.weights, query.valid[:, None].expand(-1, call.weights.shape[1], -1)
+    sums = weights.total()[valid]
+    if not bool(torch.isfinite(sums).all()):
+        raise ModelError(f"{where} computes NaN attention weights", "The checkpoint may hold NaN or infinite weights.")
+    unseen = float(1 - sums.mean()) if sums.numel() else 0.0
+    if unseen > 1e-3:
+        findings.unseen.setdefault(call.site.stack, []).append(unseen)
+    if view is not weights.visibility:
+        more = weights.visibility.counts(valid.device) - view.counts(valid.device)
+        if bool((more.expand(len(query.lengths), -1, -1)[:, 0] * query.valid > 0).any()):
+            lost = weights.on(~key.valid).mean(dim=1)[query.valid]
+            _refuse_padding(where, float(lost.max()), 1e-3)
+    if expect_causal and not view.causal and view.remember("ahead", lambda: _looks_ahead(view, query)):
+        findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
+
+
+def _looks_ahead(view: Visibility, query: Axis) -> bool:
+    """Whether any row may look at a later token."""
+    if view.rows != view.keys:
+        return False
+    for start, stop in view.chunks():
+        ahead = view.cells(start, stop, query.lengths.device).triu(start + 1).any(dim=-1)[:, 0]
+        if bool((ahead & query.valid[:, start:stop]).any()):
+            return True
+    return False
+
+
 def _check_padding(where: str, matrix: Matrix, slack: float) -> None:
     padding = ~matrix.key.valid
     if not bool(padding.any()):
         return
     lost = (mass_of(matrix.weights) * padding[:, None]).sum(dim=-1)[matrix.query.valid] / matrix.weights.shape[1]
-    if lost.numel() and float(lost.max()) > slack:
+    if lost.numel():
+        _refuse_padding(where, float(lost.max()), slack)
+
+
+def _refuse_padding(where: str, share: float, slack: float) -> None:
+    if share > slack:
         raise Unreadable(
-            f"{where} looks at padding: up to {float(lost.max()):.1%} of a row's attention goes there",
+            f"{where} looks at padding: up to {share:.1%} of a row's attention goes there",
             "This part of the model ignores its attention mask: give one text at a time, or leave it out with --stack.",
         )
 

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headscope.capture.blocks import Consumer
-from headscope.capture.feed import Axis, Findings, Matrix, Unreadable, blocks, check, matrix_of, readable, regroup
+from headscope.attention.visibility import Visibility
+from headscope.capture import streaming
+from headscope.capture.agreement import agreed_mode
+from headscope.capture.blocks import Consumer, Rows, StreamedRows
+from headscope.capture.feed import (
+    Axis,
+    Findings,
+    Matrix,
+    Unreadable,
+    blocks,
+    check,
+    check_streamed,
+    fit,
+    matrix_of,
+    readable,
+    regroup,
+)
 from headscope.capture.layerwise import Call, run
+from headscope.capture.streaming import StreamedCall
 from headscope.models.signature import IMAGE_INPUTS
 from headscope.models.sites import Site
+
+Engine = Literal["streaming", "layerwise", "full"]
 
 Groups = Callable[[str, Axis], Tensor]
 """From an axis' name to each token's group, int64 (batch, n); -1 leaves a token out."""
@@ -36,10 +55,12 @@ class Capture:
     Attributes:
         selected: Whether a site's rows are wanted.
         consumers: What gets them.
-        keep_all: Hold all layers' matrices until the forward pass is over (the full engine) instead of one at a time.
+        engine: `streaming` makes no matrices where it can do without, `layerwise` holds one layer's at a time, `full`
+            all of them until the forward pass is over.
         groups: Merges or leaves out tokens, None for none.
         renormalise: With `groups`, scale what is left of each row to one.
         facts: What each layer turned out to be, by stack and layer number.
+        streamed: Whether any selected site was read without its matrix.
         unreadable: Layers whose weights are not attention between tokens, with the reason; their rows do not count.
     """
 
@@ -47,13 +68,16 @@ class Capture:
     sites: tuple[Site, ...]
     selected: Callable[[Site], bool]
     consumers: tuple[Consumer, ...]
-    keep_all: bool = False
+    engine: Engine = "layerwise"
     groups: Groups | None = None
     renormalise: bool = False
     facts: dict[tuple[str, int], SiteFacts] = field(default_factory=dict)
     unreadable: dict[tuple[str, int], Unreadable] = field(default_factory=dict)
+    streamed: bool = False
     findings: Findings = field(default_factory=Findings.none)
     _axes: dict[tuple[str, int, torch.device], Axis] = field(default_factory=dict)
+    _views: list[Visibility] = field(default_factory=list)
+    _within: dict[tuple[int, int], tuple[Visibility, Axis, Visibility]] = field(default_factory=dict)
 
     def batch(self, inputs: Mapping[str, Tensor], axes: Mapping[str, Axis], size: int) -> None:
         """Run one batch of `size` examples; axes not given are plain positions, as patches of an image are.
@@ -64,32 +88,40 @@ class Capture:
         # Tokens of an image may see each other in a causal model.
         images = any(name.startswith(IMAGE_INPUTS) for name in inputs)
         kept: list[Call] = []
-        self._axes = {}
+        self._axes, self._views, self._within = {}, [], {}
 
-        def take(call: Call) -> None:
+        def take(call: Call | StreamedCall) -> None:
             self._note(call)
             if not self.selected(call.site):
                 return
-            if self.keep_all:
+            if self.engine == "full" and isinstance(call, Call):
                 kept.append(call)
             else:
                 self._feed(call, axes, size, images)
 
-        silent = run(self.model, self.sites, inputs, take)
+        # Merging tokens takes whole matrices.
+        if self.engine == "streaming" and self.groups is None and any(site.uses_interface for site in self.sites):
+            mode = agreed_mode(
+                self.model, self.sites, inputs, {name: axis.lengths for name, axis in axes.items()}, size
+            )
+            silent = streaming.run(self.model, self.sites, inputs, take, mode)
+        else:
+            silent = run(self.model, self.sites, inputs, take)
         for call in kept:
             self._feed(call, axes, size, images)
         for site in filter(self.selected, silent):
             self.unreadable.setdefault((site.stack, site.layer), _silent(site))
 
-    def _note(self, call: Call) -> None:
-        if call.weights.ndim != 4:
+    def _note(self, call: Call | StreamedCall) -> None:
+        self.streamed |= isinstance(call, StreamedCall) and self.selected(call.site)
+        if len(call.weights.shape) != 4:
             return
         heads = call.weights.shape[1]
         kv_heads = call.num_kv_heads or _kv_heads(call.site.module, heads)
         key = (call.site.stack, call.site.layer)
         self.facts.setdefault(key, SiteFacts(call.site, heads, kv_heads, call.head_dim))
 
-    def _feed(self, call: Call, axes: Mapping[str, Axis], size: int, images: bool) -> None:
+    def _feed(self, call: Call | StreamedCall, axes: Mapping[str, Axis], size: int, images: bool) -> None:
         key = (call.site.stack, call.site.layer)
         if key in self.unreadable:
             return
@@ -101,34 +133,68 @@ class Capture:
                 if site.module is call.site.module and self.selected(site):
                     self.unreadable.setdefault((site.stack, site.layer), reason)
 
-    def _read(self, call: Call, axes: Mapping[str, Axis], size: int, images: bool) -> None:
+    def _read(self, call: Call | StreamedCall, axes: Mapping[str, Axis], size: int, images: bool) -> None:
         readable(call, size)
-        ends = ((call.site.query_axis, -2), (call.site.key_axis, -1))
-        query, key = (self._axis(axes, name, call.weights, dim) for name, dim in ends)
-        matrix = matrix_of(call, query, key)
+        shape, device = tuple(call.weights.shape), call.weights.device
+        ends = ((call.site.query_axis, shape[2]), (call.site.key_axis, shape[3]))
+        query, key = (self._axis(axes, name, shape[0], n, device) for name, n in ends)
+        fit(call, query, key)
         expect_causal = call.site.causal and _reads_text(call.site) and call.site.query_axis in axes and not images
+        if isinstance(call, StreamedCall):
+            view = self._view_within(call.weights.visibility, key)
+            check_streamed(call, view, query, key, self.findings, expect_causal)
+            cross = call.site.cross or shape[2] != shape[3]
+            facts = (query.valid[:, None], view, key.special, query.lengths, cross)
+            self._show(call.site, StreamedRows(0, *facts, first_key=0, weights=call.weights))
+            return
+        matrix = matrix_of(call, query, key)
         check(call, matrix, self.findings, expect_causal)
         if self.groups is not None:
             names = (call.site.query_axis, call.site.key_axis)
-            groups = tuple(self.groups(n, a).to(call.weights.device) for n, a in zip(names, (query, key), strict=True))
+            groups = tuple(self.groups(n, a).to(device) for n, a in zip(names, (query, key), strict=True))
             matrix = regroup(matrix, (groups[0], groups[1]), self.renormalise)
         self._hand_on(call.site, matrix)
 
-    def _axis(self, axes: Mapping[str, Axis], name: str, weights: Tensor, dim: int) -> Axis:
+    def _axis(self, axes: Mapping[str, Axis], name: str, batch: int, n: int, device: torch.device) -> Axis:
         """An axis on the weights' device, made once a batch so that layers with the same tokens share it."""
-        key = (name, weights.shape[dim], weights.device)
+        key = (name, n, device)
         if key not in self._axes:
             known = axes.get(name)
-            plain = Axis.plain(weights.shape[0], weights.shape[dim], weights.device)
-            self._axes[key] = plain if known is None else known.to(weights.device)
+            self._axes[key] = Axis.plain(batch, n, device) if known is None else known.to(device)
         return self._axes[key]
 
     def _hand_on(self, site: Site, matrix: Matrix) -> None:
         # Rows and columns of different number are pools or latents beside what they read: positions do not compare.
         rows, keys = matrix.weights.shape[-2:]
-        for block in blocks(matrix, site.cross or rows != keys):
-            for consumer in self.consumers:
-                consumer.rows(site, block)
+        for block in blocks(matrix, site.cross or rows != keys, self._view(matrix.visible)):
+            self._show(site, block)
+
+    def _show(self, site: Site, rows: Rows) -> None:
+        for consumer in self.consumers:
+            consumer.rows(site, rows)
+
+    def _view_within(self, visibility: Visibility, key: Axis) -> Visibility:
+        """What rows see but padding, made once for all layers that are masked alike."""
+        known = self._within.get((id(visibility), id(key)))
+        if known is None:
+            # The entry holds both, so that their ids stay theirs.
+            known = (visibility, key, visibility.within(key.valid))
+            self._within[id(visibility), id(key)] = known
+        return known[2]
+
+    def _view(self, visible: Tensor) -> Visibility:
+        """What rows see, one object for all layers that see the same, so that consumers compute its chance once."""
+        for view in self._views:
+            if _same(view.open, visible):
+                return view
+        self._views.append(Visibility(visible.shape[-2], visible.shape[-1], open=visible))
+        return self._views[-1]
+
+
+def _same(known: Tensor | None, visible: Tensor) -> bool:
+    if known is None or known.shape != visible.shape or known.device != visible.device:
+        return False
+    return torch.equal(known, visible)
 
 
 def _silent(site: Site) -> Unreadable:

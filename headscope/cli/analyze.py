@@ -39,9 +39,11 @@ Metrics = Annotated[
     ),
 ]
 Engine = Annotated[
-    Literal["auto", "layerwise", "full"],
+    Literal["auto", "streaming", "layerwise", "full"],
     typer.Option(
-        "--engine", help="How attention is read: one layer at a time, or all at once.", rich_help_panel=_MEASURE
+        "--engine",
+        help="How attention is read: without matrices, one layer at a time, or all at once.",
+        rich_help_panel=_MEASURE,
     ),
 ]
 Words = Annotated[bool, typer.Option("--words", help="Merge sub-word pieces into words.", rich_help_panel=_MEASURE)]

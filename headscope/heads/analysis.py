@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headscope.capture.evaluation import eager_evaluation
 from headscope.capture.feed import Axis
-from headscope.capture.layerwise import eager_evaluation
-from headscope.capture.session import Capture, SiteFacts
+from headscope.capture.session import Capture, Engine, SiteFacts
 from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model, token_ids
 from headscope.heads.chosen_sites import select_sites
@@ -31,7 +32,10 @@ from headscope.models.loading import LoadedModel
 from headscope.models.sites import Site, find_sites
 from headscope.results import Analysis, AttentionMap, InputInfo, RuleInfo
 
-ENGINES = ("auto", "layerwise", "full")
+# Up to this many tokens a model in half precision is read from its own, rounded, matrices.
+_SHORT = 1024
+
+ENGINES = ("auto", "streaming", "layerwise", "full")
 
 
 def analyze(
@@ -75,7 +79,9 @@ def analyze(
         stack: Stack names or module path prefixes.
         rules: `seed`, `calibrated`, or the path of a TOML file.
         metrics: `core`, `all`, or names separated by commas. Entropies are in nats, distances in tokens.
-        engine: `layerwise` holds one layer's matrices at a time, `full` all of them; `auto` chooses.
+        engine: `streaming` computes attention tile by tile and makes no matrices wherever the model lets it; `layerwise`
+            holds one layer's matrices at a time, `full` all of them. `auto` streams, but reads models in half precision
+            layer by layer up to 1,024 tokens, so that numbers are those of their own rounded weights.
         ids: Token ids as they are, one text's or several texts'.
         decoder_texts: For encoder-decoders, what the decoder reads; generated greedily where it is not given.
         images, audio: Paths, or images and sounds in memory.
@@ -130,7 +136,7 @@ def analyze(
     measured = _measure(
         loaded, sites, chosen_sites, heads, prepared, rule_set, names, engine, words, exclude_special, maps
     )
-    return _result(loaded, prepared, measured, rule_set, names, heads, engine)
+    return _result(loaded, prepared, measured, rule_set, names, heads)
 
 
 # ------------------------------------------------------------------ measuring
@@ -142,6 +148,7 @@ class _Measured:
     facts: dict[Layer, SiteFacts]
     maps: tuple[AttentionMap, ...]
     warnings: tuple[str, ...]
+    engine: str
 
 
 def _measure(
@@ -165,7 +172,7 @@ def _measure(
         sites,
         selected=lambda site: (site.stack, site.layer) in keys,
         consumers=(statistics,),
-        keep_all=engine == "full",
+        engine=_engine(engine, loaded.model, prepared),
         renormalise=exclude_special,
     )
     parts: list[tuple[tuple[int, ...], dict[Layer, dict[str, Values]]]] = []
@@ -188,7 +195,17 @@ def _measure(
     }
     pictures = tuple(m for m in pictures if (m.stack, m.layer) in facts)
     notes = _left_out(wanted, capture)
-    return _Measured(_joined(parts, prepared.texts), facts, pictures, (*capture.findings.warnings(), *notes))
+    used = "full" if engine == "full" else "streaming" if capture.streamed else "layerwise"
+    return _Measured(_joined(parts, prepared.texts), facts, pictures, (*capture.findings.warnings(), *notes), used)
+
+
+def _engine(wanted: str, model: PreTrainedModel, prepared: Prepared) -> Engine:
+    """The engine that `auto` stands for."""
+    if wanted in ("streaming", "layerwise", "full"):
+        return cast(Engine, wanted)
+    longest = max((a.special.shape[1] for b in prepared.batches for a in b.axes.values()), default=0)
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    return "layerwise" if half and longest <= _SHORT else "streaming"
 
 
 def _left_out(wanted: tuple[Site, ...], capture: Capture) -> list[str]:
@@ -246,7 +263,6 @@ def _result(
     rules: RuleSet,
     names: tuple[str, ...],
     heads: Selection,
-    engine: str,
 ) -> Analysis:
     records = tuple(
         record
@@ -256,7 +272,7 @@ def _result(
     )
     return Analysis(
         model=model_info(loaded, measured.facts),
-        engine="full" if engine == "full" else "layerwise",
+        engine=measured.engine,
         rules=RuleInfo(rules.name, rules.thresholds),
         inputs=InputInfo(prepared.texts, prepared.tokens, prepared.truncated, prepared.first_tokens),
         heads=records,

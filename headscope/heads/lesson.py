@@ -68,7 +68,7 @@ def analyze_head_patterns(
     rule_set = load_rules(rules)
     statistics = HeadStatistics(tuple(variant(n) for n in dict.fromkeys((*CORE, *rule_set.metrics))))
     for block in blocks(matrix, cross=False):
-        statistics.block(("self", 0), block)
+        statistics.add(("self", 0), block)
     values = statistics.finish()["self", 0]
     records = []
     for head in range(matrix.weights.shape[1]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headscope.capture.blocks import RowBlock
+from headscope.capture.blocks import Rows
 from headscope.capture.session import SiteFacts
 from headscope.heads.selection import Selection
 from headscope.heads.statistics import Layer
@@ -25,10 +25,11 @@ class Keep:
     row: int
     weights: dict[Layer, list[NDArray[np.float32]]] = field(default_factory=dict)
 
-    def rows(self, site: Site, block: RowBlock) -> None:
+    def rows(self, site: Site, rows: Rows) -> None:
         """Copy the text's rows."""
-        part = block.weights[self.row].float().cpu().numpy().copy()
-        self.weights.setdefault((site.stack, site.layer), []).append(part)
+        for block in rows.blocks():
+            part = block.weights[self.row].float().cpu().numpy().copy()
+            self.weights.setdefault((site.stack, site.layer), []).append(part)
 
 
 def attention_maps(

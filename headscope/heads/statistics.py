@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.capture.blocks import RowBlock
-from headscope.heads.metrics import RowValues, Variant, could_differ, uniform, without_first
+from headscope.capture.blocks import Rows, UniformRows
+from headscope.heads.metrics import RowValues, Variant, could_differ
 from headscope.models.sites import Site
 
 Layer = tuple[str, int]
@@ -36,6 +36,14 @@ class _Sums:
 
 
 @dataclass
+class _Even:
+    """What even attention on the same keys gives, shared by all layers that see them: by metric."""
+
+    rows: UniformRows
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
 class HeadStatistics:
     """Sums every metric of `variants` over the rows it is fed, text by text.
 
@@ -44,62 +52,52 @@ class HeadStatistics:
 
     variants: tuple[Variant, ...]
     _sums: dict[Layer, dict[str, _Sums]] = field(default_factory=dict)
-    _uniform: dict[tuple[int, bool], tuple[RowBlock, dict[str, RowValues]]] = field(default_factory=dict)
+    _even: dict[tuple[int, int, int, int], _Even] = field(default_factory=dict)
 
-    def rows(self, site: Site, block: RowBlock) -> None:
-        """Add a row block to the sums of its layer."""
-        self.block((site.stack, site.layer), block)
+    def rows(self, site: Site, rows: Rows) -> None:
+        """Add rows to the sums of their layer."""
+        self.add((site.stack, site.layer), rows)
 
-    def block(self, layer: Layer, block: RowBlock) -> None:
-        """Add a row block to the sums of `layer`."""
+    def add(self, layer: Layer, rows: Rows) -> None:
+        """Add rows to the sums of `layer`."""
         sums = self._sums.setdefault(layer, {})
         for rest in (False, True):
-            variants = [v for v in self.variants if v.rest == rest and (v.metric.cross or not block.cross)]
+            variants = [v for v in self.variants if v.rest == rest and (v.metric.cross or not rows.cross)]
             if variants:
-                self._add(sums, variants, without_first(block) if rest else block, rest)
+                self._add(sums, variants, rows.without_first() if rest else rows)
 
-    def _add(self, sums: dict[str, _Sums], variants: Iterable[Variant], block: RowBlock, rest: bool) -> None:
-        by_chance = self._chance_rows(block, rest)
+    def _add(self, sums: dict[str, _Sums], variants: Iterable[Variant], rows: Rows) -> None:
+        even = self._evenly(rows)
         values: dict[str, RowValues] = {}
         for v in variants:
             name = v.metric.name
             if name not in values:
-                values[name] = v.metric.rows(block)
+                values[name] = v.metric.rows(rows)
             value, eligible = values[name]
-            if name not in by_chance:
-                by_chance[name] = v.metric.rows(uniform(block))
+            if name not in even.values:
+                even.values[name] = v.metric.rows(even.rows)[0]
             if v.adjusted:
-                eligible = eligible & could_differ(v.metric, block)
-            _accumulate(sums.setdefault(v.name, _Sums()), value, by_chance[name][0], eligible)
+                eligible = eligible & could_differ(v.metric, even.rows)
+            _accumulate(sums.setdefault(v.name, _Sums()), value, even.values[name], eligible)
 
-    def _chance_rows(self, block: RowBlock, rest: bool) -> dict[str, RowValues]:
-        """Row values of uniform attention, shared by all layers that see the same keys."""
-        known = self._uniform.get((block.first_row, rest))
-        if known is None or not _same_view(known[0], block):
-            known = (block, {})
-            self._uniform[block.first_row, rest] = known
-        return known[1]
+    def _evenly(self, rows: Rows) -> _Even:
+        # The entry holds the view and the special tokens, so that their ids stay theirs.
+        key = (id(rows.view), id(rows.special), rows.first_row, rows.first_key)
+        if key not in self._even:
+            self._even[key] = _Even(UniformRows.like(rows))
+        return self._even[key]
 
     def finish(self) -> dict[Layer, dict[str, Values]]:
         """The batch's values by layer and metric; the sums start anew."""
         result = {layer: {name: _values(name, s) for name, s in sums.items()} for layer, sums in self._sums.items()}
-        self._sums, self._uniform = {}, {}
+        self._sums, self._even = {}, {}
         return result
-
-
-def _same_view(known: RowBlock, block: RowBlock) -> bool:
-    return (
-        known.special is block.special
-        and known.visible.shape == block.visible.shape
-        and torch.equal(known.visible, block.visible)
-    )
 
 
 def _accumulate(sums: _Sums, value: Tensor, chance: Tensor, eligible: Tensor) -> None:
     counted = eligible.expand(value.shape)
-    zero = torch.zeros((), dtype=torch.float64, device=value.device)
-    sums.value = sums.value + torch.where(counted, value.double(), zero).sum(dim=-1)
-    sums.chance = sums.chance + torch.where(counted, chance.double(), zero).sum(dim=-1)
+    sums.value = sums.value + value.masked_fill(~counted, 0).sum(dim=-1, dtype=torch.float64)
+    sums.chance = sums.chance + chance.expand(value.shape).masked_fill(~counted, 0).sum(dim=-1, dtype=torch.float64)
     sums.count = sums.count + counted.sum(dim=-1)
 
 

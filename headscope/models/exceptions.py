@@ -17,6 +17,9 @@ ROWS_ARE_NOT_TOKENS = {
     "Florence2VisionChannelAttention": "attends between channels, not between tokens",
 }
 
+# Classes whose learned sink scales what attention gives and leaves the weights that they return alone, by name.
+SINKS_SCALE_CONTEXT = {"GraniteSWAAttention", "GraniteMoeSWAAttention"}
+
 # Types whose fused projection is arranged otherwise than its names say, or whose names do not say.
 ARRANGEMENTS = {
     "gpt_bigcode": BY_KV_HEAD,

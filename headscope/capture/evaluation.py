@@ -1,0 +1,51 @@
+"""The model as it has to be while its attention is read, and back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def eager_evaluation(model: PreTrainedModel, other: Mapping[int, str] | None = None) -> Iterator[None]:
+    """Evaluation mode and eager attention in every part of the model, each restored on the way out.
+
+    Threads take turns: models may share a config, and all share transformers' table of attention functions.
+
+    Args:
+        model: The model.
+        other: Another implementation's name for some configs, by their ids.
+    """
+    with _one_at_a_time:
+        training = [(m, m.training) for m in model.modules()]
+        configs = configs_of(model)
+        implementations = [c._attn_implementation_internal for c in configs]
+        try:
+            model.train(mode=False)
+            for config in configs:
+                config._attn_implementation_internal = (other or {}).get(id(config), "eager")
+            yield
+        finally:
+            for config, implementation in zip(configs, implementations, strict=True):
+                config._attn_implementation_internal = implementation
+            for module, mode in training:
+                module.training = mode
+
+
+def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
+    """Every config object in the model: modules hold copies, and composite configs hold others."""
+    found: dict[int, PreTrainedConfig] = {}
+    own = (getattr(m, "config", None) for m in model.modules())
+    queue = [c for c in own if isinstance(c, PreTrainedConfig)]
+    while queue:
+        config = queue.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            queue.extend(v for v in vars(config).values() if isinstance(v, PreTrainedConfig))
+    return list(found.values())
