@@ -60,7 +60,7 @@ def test_is_proved(pruned, name: str) -> None:
     before = {k: v.clone() for k, v in original.state_dict().items()}
     found = prove(original, model, batches=probes(original))
     assert found.passed and found.relative <= 1e-5, found
-    assert min(c.effect for c in found.checks) > 1e-2
+    assert min(c.effect for c in found.checks if c.mode == "forward") > 1e-2
     implementations = {"eager"} if name in NO_SDPA else {"eager", "sdpa"}
     assert {c.implementation for c in found.checks} == implementations
     modes = {"forward", "generate"} if can_generate(original) else {"forward"}

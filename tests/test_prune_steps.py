@@ -63,6 +63,25 @@ def test_zeroed_heads_leave_once_they_can() -> None:
     assert prove(original, model, {"self.0": (0, 5)}, batches=probes(original)).passed
 
 
+@pytest.mark.parametrize(("heads", "zeroed"), [("0:1,4,5", (4,)), ("0:0,1,2,4", (0, 1))])
+def test_what_stays_zeroed_is_zeroed_where_it_lies(heads: str, zeroed: tuple[int, ...]) -> None:
+    """Heads before it have left, so that it is not at its old place."""
+    original = build_family("llama")
+    model = copy.deepcopy(original)
+    report = headscope.prune_heads(model, heads, ragged="mask")
+    assert report.zeroed == {"self.0": zeroed}
+    assert prove(original, model, report.heads, batches=probes(original)).passed
+
+
+def test_the_last_head_of_an_emptied_layer_is_zeroed_where_it_lies() -> None:
+    original = build_family("bert")
+    model = copy.deepcopy(original)
+    headscope.prune_heads(model, "0:0-1")
+    report = headscope.prune_heads(model, "0:2-3", allow_empty=True)
+    assert report.zeroed == {"self.0": (2,)}
+    assert prove(original, model, report.heads, batches=probes(original)).passed
+
+
 def test_another_model_with_the_same_config_is_whole() -> None:
     """The config only says what was done; a model that was built from it has all heads and can lose any."""
     model = build_family("bert")

@@ -43,6 +43,7 @@ from transformers.models.chameleon.modeling_chameleon import ChameleonModel
 import headscope
 from fixtures.building import build_family, example_inputs
 from fixtures.families import FAMILIES
+from headscope.errors import InputError
 from headscope.models.layouts import BLOCKS, BY_KV_HEAD
 from headscope.models.pruned import HeadState
 from headscope.models.rows import HeadShape, fused_rows
@@ -140,6 +141,16 @@ def test_any_legal_plan_is_the_original_without_its_heads(fused, name: str, data
     with without_heads(original, heads):
         wanted = outputs(original, TEXT)
     assert relative_difference(wanted, outputs(model, TEXT)) <= 1e-5
+
+
+def test_uneven_runs_are_refused(fused) -> None:
+    original, _ = fused("four runs, values before keys")
+    with pytest.raises(InputError, match="runs of its fused weight would have unequally many query heads: 1, 2, 2, 2"):
+        headscope.prune_heads(original, "0:0")
+    with pytest.raises(InputError, match="1, 2, 2, 0"):
+        headscope.prune_heads(original, "0:0,6,7")
+    report = headscope.prune_heads(copy.deepcopy(original), "0:all", allow_empty=True)
+    assert report.zeroed == {"self.0": (0, 2, 4, 6)}
 
 
 @given(st.sampled_from([8, 4, 2]), st.data())

@@ -31,6 +31,7 @@ def masked_heads(model: PreTrainedModel, heads: Mapping[str, Sequence[int]]) -> 
         InputError: The model has no such layer or head.
         NotPlain: A layer's output projection is not known.
     """
+    # All copies before the first zero: layers that share a module share a weight.
     kept = [(zero, zero.slot.value.detach().clone()) for zero in _zeros(model, heads)]
     try:
         for zero, _ in kept:
@@ -38,8 +39,7 @@ def masked_heads(model: PreTrainedModel, heads: Mapping[str, Sequence[int]]) -> 
         yield
     finally:
         with torch.no_grad():
-            # In reverse: layers that share a module share a weight, which the first copy has whole.
-            for zero, before in reversed(kept):
+            for zero, before in kept:
                 zero.slot.value.copy_(before)
 
 

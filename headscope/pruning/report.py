@@ -18,17 +18,19 @@ class EquivalenceCheck:
         batch: What the inputs were, such as `padded right`.
         implementation: Of attention: `eager`, `sdpa`.
         mode: `forward`, or `generate` with a cache.
+        dtype: What both models computed in: `float32`, or `float64` where rounding in float32 was above the tolerance.
         max_abs: The largest difference of any output.
         relative: The largest difference of an output divided by the largest number in it.
-        effect: What zeroing the heads changes, as `relative`: how much there was to get wrong.
+        effect: What zeroing the heads changes, as `relative`: how much there was to get wrong. None for `generate`.
     """
 
     batch: str
     implementation: str
     mode: str
+    dtype: str
     max_abs: float
     relative: float
-    effect: float
+    effect: float | None
 
 
 @dataclass(frozen=True)
