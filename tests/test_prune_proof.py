@@ -78,6 +78,7 @@ def test_rounding_is_told_from_a_fault(pair) -> None:
         mlp.c_proj.weight.copy_(mlp.c_proj.weight[order])
     found = prove(original, model, batches=probes(original), tolerance=1e-9)
     assert found.passed and "float64" in {c.dtype for c in found.checks}
+    assert "comparisons were made in float64: rounding in float32 came to" in found.notes[0]
     with torch.no_grad():
         mlp.c_fc.bias[0] += 1e-6
     assert not prove(original, model, batches=probes(original), tolerance=1e-9).passed

@@ -138,6 +138,8 @@ class _Findings:
     def look_again(self, other: _Findings) -> None:
         """Take another look's checks in place of the same ones here."""
         again = {_key(c): c for c in other.checks}
+        worst = max(c.relative for c in self.checks if _key(c) in again) if again else 0.0
+        self.note(f"{len(again)} comparisons were made in float64: rounding in float32 came to {worst:.1e}")
         self.checks = [again.get(_key(c), c) for c in self.checks]
         self.failures += other.failures
 
