@@ -42,7 +42,7 @@ class Terms:
         scaling: Factor of query @ key.
         softcap: Scores become softcap * tanh(score / softcap) before biases and masks.
         biases: Added to the scores, (batch or 1, head or 1, query or 1, key) each; minus infinity is allowed.
-        sinks: A logit a head, (num_heads,), that takes part in the softmax and has no key.
+        sinks: A logit a head, (batch or 1, num_heads, query or 1), that takes part in the softmax and has no key.
         sinks_scale_context: Sinks only scale the context; the weights are those without them.
     """
 
@@ -287,10 +287,10 @@ def _sink(problem: _Problem, shift: Tensor | None) -> Tensor | None:
     """Powers of the learned sinks on the scale of all others, (batch, kv_head, query * group)."""
     if problem.terms.sinks is None:
         return None
-    kv_heads = problem.key.shape[1]
-    sinks = problem.terms.sinks.float().view(kv_heads, 1, problem.groups) * _LOG2E
     centre = (problem.query @ problem.mean.mT)[..., 0]
-    powers = _shifted(sinks.expand(-1, problem.visibility.rows, -1).flatten(1) - centre, shift)
+    sinks = problem.terms.sinks.float()[..., None] * _LOG2E
+    sinks = problem.spread(sinks, problem.everything)[..., 0].expand(-1, -1, problem.visibility.rows, -1).flatten(2)
+    powers = _shifted(sinks - centre, shift)
     # What is left beside a sink beyond this is zero for every purpose, but must not turn into infinity.
     return torch.exp2(powers.clamp(max=_MOST_POWER))
 
@@ -305,7 +305,7 @@ def _context(problem: _Problem, sums: Tensor, first: Tensor, rest: Tensor, sink:
     if not bool(seeing.all()):
         sums = torch.where(seeing[..., None], sums, problem.value.mean(dim=2, keepdim=True))
     heads = sums.view(batch, kv_heads, -1, problem.groups, width).transpose(1, 2)
-    return heads.reshape(batch, -1, kv_heads * problem.groups, width)
+    return heads.reshape(batch, -1, kv_heads * problem.groups, width).contiguous()
 
 
 def _exact(problem: _Problem, total: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def _difference(
     found: Calls = {}
     try:
         with _same_chance():
-            streaming.run(model, sites, inputs, lambda call: _keep(found, call, lengths), mode)
+            streaming.run(model, sites, deepcopy(inputs), lambda call: _keep(found, call, lengths), mode)
     except ModelError as error:
         return str(error)
     for where, numbers in expected.items():
@@ -113,13 +114,16 @@ def _eager(
 ) -> Calls:
     expected: Calls = {}
     with _same_chance():
-        layerwise.run(model, sites, inputs, lambda call: _keep(expected, call, lengths))
+        layerwise.run(model, sites, deepcopy(inputs), lambda call: _keep(expected, call, lengths))
     return expected
 
 
 @contextmanager
 def _same_chance() -> Iterator[None]:
-    """The same random numbers in every run, and the caller's own as they were: some models draw in evaluation, too."""
+    """The same random numbers in every run, and the caller's own as they were: some models draw in evaluation, too.
+
+    For the same reason runs get copies of their inputs: some models write into them.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield

@@ -124,14 +124,15 @@ def _recorded(function: Callable[..., Any], recorder: Recorder) -> Callable[...,
             given = {**kwargs, **dict(zip(FUNCTION_ARGUMENTS, args, strict=False))}
             mask = given.get("attention_mask")
             masks = (mask,) if isinstance(mask, Tensor) else ()
-            arguments = _arguments(given, result[0])
+            arguments = arguments_of(given, result[0])
             recorder.record(module, weights, lambda site, number: Call(site, number, weights, arguments, masks))
         return result
 
     return call
 
 
-def _arguments(given: Mapping[str, Any], context: Tensor) -> Arguments | None:
+def arguments_of(given: Mapping[str, Any], context: Tensor) -> Arguments | None:
+    """What an attention function was given and gave, None where that is not (batch, head, token, dim)."""
     tensors = [given.get(name) for name in FUNCTION_ARGUMENTS[:3]]
     query, key, value = (t if isinstance(t, Tensor) and t.ndim == 4 else None for t in tensors)
     if query is None or key is None or value is None:

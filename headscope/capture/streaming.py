@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from headscope.attention.streaming import StreamedWeights, Terms, attend
 from headscope.attention.visibility import Visibility
 from headscope.capture.evaluation import configs_of, eager_evaluation
-from headscope.capture.layerwise import FUNCTION_ARGUMENTS, Call
+from headscope.capture.layerwise import FUNCTION_ARGUMENTS, Call, arguments_of
 from headscope.capture.recording import Recorder, forward, hooked
 from headscope.capture.visible import CLOSED
 from headscope.models.exceptions import SINKS_SCALE_CONTEXT
@@ -46,6 +46,8 @@ _WITHOUT_EFFECT = {
     "deterministic",
     "input_ids",
     "grid_thw",
+    "image_grid_thw",
+    "pixel_values",
     "cu_seq_lens_q",
     "cu_seq_lens_k",
     "max_length_q",
@@ -178,9 +180,9 @@ class _Streaming:
             mask = _additive(module, given)
         result = self.function(module, **{**given, "attention_mask": mask})
         if watched and isinstance(result[1], Tensor):
-            weights = result[1]
+            weights, arguments = result[1], arguments_of(given, result[0])
             masks = (mask,) if isinstance(mask, Tensor) else ()
-            self.recorder.record(module, weights, lambda site, number: Call(site, number, weights, None, masks))
+            self.recorder.record(module, weights, lambda site, number: Call(site, number, weights, arguments, masks))
         return result  # type: ignore[no-any-return]  # as the module's own does
 
 
@@ -214,18 +216,23 @@ def _problem(module: nn.Module, given: Mapping[str, Any], masks: _Masks, eager: 
         biases = (*biases, bias[..., : key.shape[2]])
     if "indices" in options:
         visibility = _only(visibility, options["indices"])
-    sinks = options.get("s_aux", options.get("sinks"))
     scaling = options.get("scaling")
     terms = Terms(
         width**-0.5 if scaling is None else float(scaling),
         options.get("softcap"),
         biases,
-        None if sinks is None else sinks.reshape(-1),
+        _sinks(options, heads),
         type(module).__name__ in SINKS_SCALE_CONTEXT,
     )
-    if terms.sinks is not None and len(terms.sinks) != heads:
-        return None
     return query, key, value, visibility, terms
+
+
+def _sinks(options: Mapping[str, Any], heads: int) -> Tensor | None:
+    """Learned sinks, a logit a head or one for each row of each head, as (batch or 1, head, query or 1)."""
+    sinks = options.get("s_aux", options.get("sinks"))
+    if not isinstance(sinks, Tensor):
+        return None
+    return sinks[..., 0] if sinks.ndim == 4 else sinks.reshape(1, heads, 1)
 
 
 def _causal(module: nn.Module, options: Mapping[str, Any]) -> bool:
