@@ -88,6 +88,7 @@ def load_model(
     trust_remote_code: bool = False,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     need_generation: bool = False,
+    own_class: bool = False,
 ) -> LoadedModel:
     """Load a model with its tokenizer and processor.
 
@@ -100,6 +101,8 @@ def load_model(
         trust_remote_code: Allow a checkpoint's own Python code to run.
         tokenizer: Another tokenizer, or its hub id or directory.
         need_generation: Load an encoder-decoder with its language-model head, so that it can generate.
+        own_class: Load the class that the checkpoint was saved from, with its language-model or classifier head,
+            rather than the bare model.
 
     Raises:
         InputError: No such device or dtype.
@@ -111,7 +114,9 @@ def load_model(
     common = source.arguments() | {"trust_remote_code": trust_remote_code}
     try:
         with quiet():
-            model, report = _from_pretrained(source, common, kind, device_map, need_generation)
+            config = AutoConfig.from_pretrained(source.path, **common)
+            auto = _own_class(config) if own_class else _auto_class(config, need_generation)
+            model, report = _from_pretrained(source, config, auto, common, kind, device_map)
         if device_map is None:
             nn.Module.to(model, target)
     except Exception as error:  # transformers raises nearly every class there is; all mean: does not load
@@ -197,12 +202,16 @@ def _resolve(name: str | None, revision: str | None) -> tuple[str, Source]:
 
 
 def _from_pretrained(
-    source: Source, common: dict[str, Any], dtype: str | torch.dtype, device_map: Any, need_generation: bool
+    source: Source,
+    config: PreTrainedConfig,
+    auto: Any,
+    common: dict[str, Any],
+    dtype: str | torch.dtype,
+    device_map: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The model and its load report. Missing and misshapen weights are in the report, not raised."""
-    config = AutoConfig.from_pretrained(source.path, **common)
     arguments = common if device_map is None else common | {"device_map": device_map}
-    model, report = _auto_class(config, need_generation).from_pretrained(
+    model, report = auto.from_pretrained(
         source.path,
         config=config,
         attn_implementation="eager",
@@ -231,6 +240,19 @@ def _auto_class(config: PreTrainedConfig, need_generation: bool) -> Any:
         if hasattr(transformers, architecture):
             return getattr(transformers, architecture)
     raise ValueError(f"transformers has no model class for {config.model_type!r}")
+
+
+def _own_class(config: PreTrainedConfig) -> Any:
+    """The class that the config names, or the auto class that leads to it where it is the checkpoint's own code."""
+    named = list(getattr(config, "architectures", None) or ())
+    for key, value in (getattr(config, "auto_map", None) or {}).items():
+        target = value[0] if isinstance(value, list | tuple) else value
+        if str(target).rpartition(".")[2] in named and hasattr(transformers, key):
+            return getattr(transformers, key)
+    for architecture in named:
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)
+    return _auto_class(config, need_generation=True)
 
 
 def make_eager(model: PreTrainedModel) -> None:
