@@ -19,6 +19,7 @@ from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
@@ -115,7 +116,7 @@ def load_model(
     try:
         with quiet():
             config = AutoConfig.from_pretrained(source.path, **common)
-            auto = _own_class(config) if own_class else _auto_class(config, need_generation)
+            auto = _own_class(config, source) if own_class else _auto_class(config, need_generation)
             model, report = _from_pretrained(source, config, auto, common, kind, device_map)
         if device_map is None:
             nn.Module.to(model, target)
@@ -242,8 +243,11 @@ def _auto_class(config: PreTrainedConfig, need_generation: bool) -> Any:
     raise ValueError(f"transformers has no model class for {config.model_type!r}")
 
 
-def _own_class(config: PreTrainedConfig) -> Any:
-    """The class that the config names, or the auto class that leads to it where it is the checkpoint's own code."""
+def _own_class(config: PreTrainedConfig, source: Source) -> Any:
+    """The class that the config names, or the auto class that leads to it where it is the checkpoint's own code.
+
+    A `.gguf` file names none; nearly all of them hold language models.
+    """
     named = list(getattr(config, "architectures", None) or ())
     for key, value in (getattr(config, "auto_map", None) or {}).items():
         target = value[0] if isinstance(value, list | tuple) else value
@@ -252,6 +256,8 @@ def _own_class(config: PreTrainedConfig) -> Any:
     for architecture in named:
         if hasattr(transformers, architecture):
             return getattr(transformers, architecture)
+    if source.gguf_file is not None and type(config) in AutoModelForCausalLM._model_mapping:
+        return AutoModelForCausalLM
     return _auto_class(config, need_generation=True)
 
 
