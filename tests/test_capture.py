@@ -26,7 +26,7 @@ from transformers import (
 import headscope
 from fixtures.building import build_family, example_inputs, reference_attentions
 from fixtures.families import FAMILIES
-from headscope.capture import evaluation
+from headscope.capture import evaluation, recording
 from headscope.capture.layerwise import run
 from headscope.capture.session import Capture
 from headscope.errors import HeadscopeError, ModelError, ResourceError
@@ -264,7 +264,7 @@ def test_weights_are_the_one_output_that_can_be_them():
         [states, whole, weights],
         ((states, weights), 0.5),
     ):
-        assert layerwise._weights_in(output) is weights
+        assert recording._weights_in(output) is weights
     for output in (
         states,
         (states,),
@@ -274,7 +274,7 @@ def test_weights_are_the_one_output_that_can_be_them():
         None,
         {"a": weights},
     ):
-        assert layerwise._weights_in(output) is None
+        assert recording._weights_in(output) is None
 
 
 def test_weights_inside_of_nested_outputs():
@@ -286,17 +286,20 @@ def test_weights_inside_of_nested_outputs():
     assert len(result.heads) == 4 and result.warnings == ()
 
 
-@pytest.mark.parametrize(("engine", "full"), [("auto", False), ("layerwise", False), ("full", True)])
-def test_the_engines_name_chooses_it(engine, full, monkeypatch):
+@pytest.mark.parametrize(
+    ("engine", "used"),
+    [("auto", "streaming"), ("streaming", "streaming"), ("layerwise", "layerwise"), ("full", "full")],
+)
+def test_the_engines_name_chooses_it(engine, used, monkeypatch):
     made = []
 
     def capture(*args, **kwargs):
-        made.append(kwargs["keep_all"])
+        made.append(kwargs["engine"])
         return Capture(*args, **kwargs)
 
     monkeypatch.setattr(analysis, "Capture", capture)
-    assert headscope.analyze(tiny_bert(), ids=IDS, engine=engine).engine == ("full" if full else "layerwise")
-    assert made == [full]
+    assert headscope.analyze(tiny_bert(), ids=IDS, engine=engine).engine == used
+    assert made == [used]
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -309,7 +312,7 @@ def test_the_full_engine_waits_for_the_end(full):
             seen.append(site.layer)
 
     model.lm_head.register_forward_hook(lambda *_: at_end.append(list(seen)))
-    capture = Capture(model, find_sites(model), lambda site: True, (Consumer(),), keep_all=full)
+    capture = Capture(model, find_sites(model), lambda site: True, (Consumer(),), engine="full" if full else "layerwise")
     capture.batch({"input_ids": torch.tensor([IDS])}, {}, 1)
     assert seen == [0, 1] and at_end == [[] if full else [0, 1]]
 

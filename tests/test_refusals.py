@@ -13,15 +13,23 @@ from transformers.models.llama import modeling_llama
 import headscope
 from fixtures.building import build_family, reference_attentions
 from fixtures.families import FAMILIES
+from headscope.capture import agreement
 from headscope.errors import ModelError
 from headscope.models.sites import find_sites
 from tests.test_capture import IDS, tiny_gpt2
+
+
+@pytest.fixture(autouse=True)
+def strangers(monkeypatch):
+    """No model has been compared with eager attention before: these tests change what it does."""
+    monkeypatch.setattr(agreement, "_agreed", {})
 
 
 def test_a_leaking_causal_mask_is_reported(monkeypatch):
     model = build_family("llama")
     assert not headscope.analyze(model, ids=IDS).warnings
     monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **_: None)
+    agreement._agreed.clear()
     result = headscope.analyze(model, ids=IDS)
     (warning,) = result.warnings
     assert "self: attention above the diagonal in a causal model (layers 0, 1, 2)" in warning
@@ -35,7 +43,9 @@ def test_a_mask_that_only_pretends_is_reported(monkeypatch):
         return plain(module, query, key, value, None, **options)
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", ignoring)
-    result = headscope.analyze(build_family("llama"), ids=IDS)
+    with pytest.raises(ModelError, match=r"streaming does not give what \w+ computes itself: model\.layers\.0\.self_attn"):
+        headscope.analyze(build_family("llama"), ids=IDS)
+    result = headscope.analyze(build_family("llama"), ids=IDS, engine="layerwise")
     assert any("above the diagonal" in line for line in result.warnings)
     assert result.heads[0].chance["sink"] == pytest.approx(1 / 12), "so all keys are open"
 
@@ -173,7 +183,7 @@ def test_weights_of_another_rank_are_no_heads(chosen, monkeypatch):
         return context, weights[:, 0] if module.layer_idx == 1 else weights
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", first_head_only)
-    result = headscope.analyze(build_family("llama"), ids=IDS, layer=chosen)
+    result = headscope.analyze(build_family("llama"), ids=IDS, layer=chosen, engine="layerwise")
     assert result.model.stacks[0].layers == (0, 2) and result.model.num_heads == 8
     assert [line for line in result.warnings if "layer 1 is left out" in line] == list(result.warnings)
     assert bool(result.warnings) == (chosen == "all")

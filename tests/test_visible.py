@@ -165,7 +165,9 @@ def sharpened(name):
 @pytest.mark.parametrize("name", ["bert", "deberta_v2", "bloom", "falcon_mqa", "falcon_gqa", "mpt", "mistral", "t5"])
 def test_chance_is_right_where_most_weights_are_zero(name):
     model, inputs, tokenizer, judges = judged(name, sharpened(name))
-    result = headscope.analyze(model, inputs=inputs, tokenizer=tokenizer, metrics="sink,relative_entropy")
+    # Scores of a thousand and more are known to three decimals only: the same weights take the same rounding.
+    options = {"metrics": "sink,relative_entropy", "engine": "layerwise"}
+    result = headscope.analyze(model, inputs=inputs, tokenizer=tokenizer, **options)
     assert min(h.metrics["relative_entropy"] for h in result.heads) < 0.2
     compare(result, judges, ["sink", "prev_token", "self_attend", "entropy"])
 

@@ -32,6 +32,9 @@ class Target:
     key: int | None = None
     offset: int | None = None
 
+    def __str__(self) -> str:
+        return f"key {self.key}" if self.key is not None else f"the key at offset {self.offset}"
+
     def positions(self, rows: Tensor) -> Tensor:
         """int64, (rows,): the target of each row position; may lie outside of the keys."""
         if self.key is not None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from headscope.attention.streaming import StreamedWeights
 from headscope.attention.visibility import Target
 from headscope.capture import layerwise, streaming
+from headscope.capture.feed import nan_weights
 from headscope.capture.layerwise import Call
 from headscope.capture.streaming import Mode, StreamedCall
 from headscope.errors import ModelError
@@ -59,7 +60,7 @@ def agreed_mode(
         short, kept = _short(inputs, lengths, size)
         try:
             expected = _eager(model, sites, short, kept)
-        except ModelError:  # some models take a batch only as a whole
+        except ModelError:  # some models take a batch only as a whole; what else is wrong shows again
             short, kept = dict(inputs), dict(lengths)
             expected = _eager(model, sites, short, kept)
         tolerance = _TOLERANCE.get(model.dtype, 1e-1)
@@ -113,8 +114,15 @@ def _eager(
     model: PreTrainedModel, sites: Sequence[Site], inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor]
 ) -> Calls:
     expected: Calls = {}
+
+    def take(call: Call) -> None:
+        _keep(expected, call, lengths)
+        numbers = expected.get((call.site.path, call.number), {})
+        if not all(bool(n.isfinite().all()) for n in numbers.values()):
+            raise nan_weights(call.site)
+
     with _same_chance():
-        layerwise.run(model, sites, deepcopy(inputs), lambda call: _keep(expected, call, lengths))
+        layerwise.run(model, sites, deepcopy(inputs), take)
     return expected
 
 
@@ -134,7 +142,8 @@ def _keep(calls: Calls, call: Call | StreamedCall, lengths: Mapping[str, Tensor]
         return
     weights = call.weights
     numbers = _of_streamed(weights) if isinstance(weights, StreamedWeights) else _of_matrix(weights.float())
-    context = call.context if isinstance(call, StreamedCall) else call.arguments and call.arguments.context
+    shown = call if isinstance(call, StreamedCall) else call.arguments
+    context = None if shown is None else shown.context
     if context is not None and context.ndim == 4:
         context = context.float()
         numbers["the context"] = context.abs().amax(dim=-1).transpose(1, 2) / context.abs().max().clamp(min=1e-30)
@@ -146,7 +155,7 @@ def _keep(calls: Calls, call: Call | StreamedCall, lengths: Mapping[str, Tensor]
 
 
 def _of_streamed(weights: StreamedWeights) -> dict[str, Tensor]:
-    numbers = {f"weights at {target}": weights.at(target) for target in _TARGETS}
+    numbers = {f"the weights on {target}": weights.at(target) for target in _TARGETS}
     return {**numbers, "entropy": weights.entropy(), "the sum of weights": weights.total()}
 
 
@@ -157,13 +166,13 @@ def _of_matrix(weights: Tensor) -> dict[str, Tensor]:
         keys = target.positions(rows)
         index = keys.clamp(0, weights.shape[3] - 1)[:, None].expand(*weights.shape[:3], 1)
         exists = (keys >= 0) & (keys < weights.shape[3])
-        numbers[f"weights at {target}"] = weights.gather(-1, index)[..., 0] * exists
+        numbers[f"the weights on {target}"] = weights.gather(-1, index)[..., 0] * exists
     entropy = -torch.special.xlogy(weights, weights).sum(dim=-1)
     return {**numbers, "entropy": entropy, "the sum of weights": weights.sum(dim=-1)}
 
 
 def _largest(ours: Tensor | None, theirs: Tensor) -> float:
-    """The largest difference; infinite where either is no number."""
+    """The largest difference; infinite where ours are no numbers."""
     if ours is None or ours.shape != theirs.shape:
         return torch.inf
     return float((ours - theirs).abs().nan_to_num(nan=torch.inf).max()) if ours.numel() else 0.0

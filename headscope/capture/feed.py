@@ -15,6 +15,7 @@ from headscope.capture.streaming import StreamedCall
 from headscope.capture.visible import masked_visible, unmasked_visible
 from headscope.errors import ModelError
 from headscope.models.exceptions import ROWS_ARE_NOT_TOKENS
+from headscope.models.sites import Site
 
 
 class Unreadable(ModelError):
@@ -169,6 +170,14 @@ class Findings:
         return lines
 
 
+def nan_weights(site: Site) -> ModelError:
+    """What is said of weights that are no numbers."""
+    return ModelError(
+        f"{site.path} (layer {site.layer}) returned NaN attention weights",
+        "The checkpoint may hold NaN or infinite weights.",
+    )
+
+
 def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -> None:
     """Refuse what cannot be attention weights; note unseen mass and leaking causal masks.
 
@@ -180,7 +189,7 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
     sums = weights.sum(dim=-1, dtype=torch.float32)[valid]
     where = f"{call.site.path} (layer {call.site.layer})"
     if not bool(torch.isfinite(sums).all()):
-        raise ModelError(f"{where} returned NaN attention weights", "The checkpoint may hold NaN or infinite weights.")
+        raise nan_weights(call.site)
     slack = 1e-3 if weights.dtype == torch.float32 else 3e-2
     low, high = (float(sums.min()), float(sums.max())) if sums.numel() else (1.0, 1.0)
     if high > 1 + slack or (low < 1 - slack and not call.site.has_sink):
@@ -206,11 +215,10 @@ def check_streamed(
         ModelError: NaN.
         Unreadable: Attention to padding.
     """
-    where = f"{call.site.path} (layer {call.site.layer})"
     weights, valid = call.weights, query.valid[:, None].expand(-1, call.weights.shape[1], -1)
     sums = weights.total()[valid]
     if not bool(torch.isfinite(sums).all()):
-        raise ModelError(f"{where} computes NaN attention weights", "The checkpoint may hold NaN or infinite weights.")
+        raise nan_weights(call.site)
     unseen = float(1 - sums.mean()) if sums.numel() else 0.0
     if unseen > 1e-3:
         findings.unseen.setdefault(call.site.stack, []).append(unseen)
@@ -218,7 +226,7 @@ def check_streamed(
         more = weights.visibility.counts(valid.device) - view.counts(valid.device)
         if bool((more.expand(len(query.lengths), -1, -1)[:, 0] * query.valid > 0).any()):
             lost = weights.on(~key.valid).mean(dim=1)[query.valid]
-            _refuse_padding(where, float(lost.max()), 1e-3)
+            _refuse_padding(f"{call.site.path} (layer {call.site.layer})", float(lost.max()), 1e-3)
     if expect_causal and not view.causal and view.remember("ahead", lambda: _looks_ahead(view, query)):
         findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
 

@@ -22,7 +22,7 @@ from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import model_info, versions
 from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
-from headscope.heads.pictures import Keep, attention_maps
+from headscope.heads.pictures import MOST_CELLS, Keep, Maps, check_maps
 from headscope.heads.rules import RuleSet, load_rules
 from headscope.heads.selection import Selection, parse_selection, ranges
 from headscope.heads.statistics import HeadStatistics, Layer, Values
@@ -60,7 +60,7 @@ def analyze(
     batch_size: int | None = None,
     words: bool = False,
     exclude_special: bool = False,
-    maps: bool = False,
+    maps: Maps = False,
     revision: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
@@ -79,9 +79,9 @@ def analyze(
         stack: Stack names or module path prefixes.
         rules: `seed`, `calibrated`, or the path of a TOML file.
         metrics: `core`, `all`, or names separated by commas. Entropies are in nats, distances in tokens.
-        engine: `streaming` computes attention tile by tile and makes no matrices wherever the model lets it; `layerwise`
-            holds one layer's matrices at a time, `full` all of them. `auto` streams, but reads models in half precision
-            layer by layer up to 1,024 tokens, so that numbers are those of their own rounded weights.
+        engine: `streaming` computes attention tile by tile and makes no matrices wherever the model lets it,
+            `layerwise` holds one layer's matrices at a time, `full` all of them. `auto` streams, but reads models in
+            half precision layer by layer up to 1,024 tokens: numbers are then those of their own rounded weights.
         ids: Token ids as they are, one text's or several texts'.
         decoder_texts: For encoder-decoders, what the decoder reads; generated greedily where it is not given.
         images, audio: Paths, or images and sounds in memory.
@@ -91,7 +91,8 @@ def analyze(
         batch_size: Texts a forward pass; does not change results.
         words: Merge the pieces of a word: key pieces summed, query pieces averaged.
         exclude_special: Leave special tokens out, as rows and as columns, and scale the rest to one; words come first.
-        maps: Keep the first text's attention matrices for pictures, in `Analysis.maps`.
+        maps: Keep the first text's attention matrices in `Analysis.maps`: `True` as they are, `"pooled"` for pictures:
+            beyond 512 tokens as means and maxima of square tiles, so that memory does not grow with the length.
         revision, device, dtype, device_map, trust_remote_code: As in transformers, for a model given by name.
 
     Returns:
@@ -106,6 +107,7 @@ def analyze(
     layers, heads = parse_selection("layer", layer), parse_selection("head", head)
     if engine not in ENGINES:
         raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
+    check_maps(maps)
     ids = token_ids(ids)
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}, not a dict of tensors")
@@ -162,7 +164,7 @@ def _measure(
     engine: str,
     words: bool,
     exclude_special: bool,
-    maps: bool,
+    maps: Maps,
 ) -> _Measured:
     needed = dict.fromkeys((*names, *rules.metrics, *rules.without_sink().metrics))
     statistics = HeadStatistics(tuple(variant(n) for n in needed))
@@ -177,8 +179,10 @@ def _measure(
     )
     parts: list[tuple[tuple[int, ...], dict[Layer, dict[str, Values]]]] = []
     pictures: tuple[AttentionMap, ...] = ()
+    most = MOST_CELLS if maps == "pooled" else None
     for number, batch in enumerate(prepared.batches):
-        keep = Keep(batch.order.index(0)) if maps and 0 in batch.order else None
+        first = batch.order.index(0) if maps and 0 in batch.order else None
+        keep = None if first is None else Keep(batch, first, heads, words, exclude_special, most)
         capture.consumers = (statistics,) if keep is None else (statistics, keep)
         capture.groups = token_groups(batch, words, exclude_special) if words or exclude_special else None
         capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()}, len(batch.order))
@@ -187,7 +191,7 @@ def _measure(
         if number == 0:
             _check_heads(loaded, capture.facts, keys, heads)
         if keep is not None:
-            pictures = attention_maps(keep, batch, capture.facts, heads, words, exclude_special)
+            pictures = keep.maps()
     facts = {
         (s.stack, s.layer): capture.facts[s.stack, s.layer]
         for s in sites

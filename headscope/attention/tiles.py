@@ -1,0 +1,200 @@
+"""One attention computation cut into tiles: some rows and some keys at a time, of some examples and heads.
+
+Scores are in units of log(2): their exponential is a power of two, the fastest there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headscope.attention.visibility import Target, Visibility
+
+# A tile's rows, and the cells that it holds with all its heads: two tiles stay within a core's caches.
+TILE_ROWS, TILE_CELLS = 64, 1 << 18
+
+# What stands for minus infinity: times zero it is still zero.
+HIDDEN = -1e30
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What goes into the scores besides queries and keys, and what happens to them.
+
+    Attributes:
+        scaling: Factor of query @ key.
+        softcap: Scores become softcap * tanh(score / softcap) before biases and masks.
+        biases: Added to the scores, (batch or 1, head or 1, query or 1, key) each; minus infinity is allowed.
+        sinks: A logit a head, (batch or 1, num_heads, query or 1), that takes part in the softmax and has no key.
+        sinks_scale_context: Sinks only scale the context; the weights are those without them.
+    """
+
+    scaling: float
+    softcap: float | None = None
+    biases: tuple[Tensor, ...] = ()
+    sinks: Tensor | None = None
+    sinks_scale_context: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """Some rows of some examples and key/value heads; tiles are cut from it, a range of keys each."""
+
+    examples: slice
+    heads: slice
+    rows: slice
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One attention computation, arranged for tiles.
+
+    Attributes:
+        query: float32, (batch, kv_head, query * group, head_dim), times scaling and log2(e): scores are powers of two.
+        key: float32, (batch, kv_head, key, head_dim), less their mean, unless scores are capped.
+        value: float32, (batch, kv_head, key, value_dim).
+        mean: float32, (batch, kv_head, 1, head_dim): what was subtracted from the keys.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mean: Tensor
+    groups: int
+    visibility: Visibility
+    terms: Terms
+
+    @staticmethod
+    def of(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, terms: Terms) -> Problem:
+        """The computation on tensors as modules have them, (batch, head, token, dim)."""
+        batch, heads, rows, width = query.shape
+        kv_heads = key.shape[1]
+        groups = heads // kv_heads
+        scaled = query.float() * (terms.scaling * LOG2E)
+        scaled = scaled.reshape(batch, kv_heads, groups, rows, width).transpose(2, 3)
+        scaled = scaled.reshape(batch, kv_heads, rows * groups, width).contiguous()
+        keys = key.float()
+        mean = keys.mean(dim=2, keepdim=True) * (terms.softcap is None)
+        return Problem(scaled, (keys - mean).contiguous(), value.float().contiguous(), mean, groups, visibility, terms)
+
+    @cached_property
+    def biases(self) -> tuple[Tensor, ...]:
+        """The terms' biases, minus infinity as a number."""
+        return tuple(b.float().clamp(min=HIDDEN) for b in self.terms.biases)
+
+    @property
+    def everything(self) -> Band:
+        """All rows in one band."""
+        batch, kv_heads = self.key.shape[:2]
+        return Band(slice(0, batch), slice(0, kv_heads), slice(0, self.visibility.rows))
+
+    @cached_property
+    def width(self) -> int:
+        """Keys of a tile."""
+        fit = TILE_CELLS // (TILE_ROWS * self.key.shape[1] * self.groups)
+        return max(128, fit - fit % 64)
+
+    def bands(self, start: int, stop: int) -> Iterator[tuple[Band, list[slice]]]:
+        """Bands of these rows, each with the ranges of keys that hold all that its rows see."""
+        for row in range(start, stop, TILE_ROWS):
+            rows = slice(row, min(row + TILE_ROWS, stop))
+            ranges = list(self._key_ranges(rows))
+            for examples, heads in self._together(rows.stop - row):
+                yield Band(examples, heads, rows), ranges
+
+    def _key_ranges(self, rows: slice) -> Iterator[slice]:
+        low, high = self.visibility.span(rows.start, rows.stop)
+        # Where a row sees up to itself, only the tile on the diagonal hides anything.
+        edge = min(max(rows.start, low), high) if self.visibility.causal else high
+        for start, stop in ((low, edge), (edge, high)):
+            for key in range(start, stop, self.width):
+                yield slice(key, min(key + self.width, stop))
+
+    def _together(self, rows: int) -> Iterator[tuple[slice, slice]]:
+        """Whole examples as far as a tile holds them, else some heads of one."""
+        batch, kv_heads = self.key.shape[:2]
+        cells = rows * self.groups * min(self.width, self.visibility.keys)
+        heads = max(1, min(kv_heads, TILE_CELLS // cells))
+        examples = max(1, TILE_CELLS // (cells * kv_heads)) if heads == kv_heads else 1
+        for example in range(0, batch, examples):
+            for head in range(0, kv_heads, heads):
+                yield slice(example, min(example + examples, batch)), slice(head, min(head + heads, kv_heads))
+
+    def over_rows(self, tensor: Tensor, band: Band) -> Tensor:
+        """A band's view of (batch, kv_head, query * group, ...), as (batch * kv_head, rows * group, ...)."""
+        part = tensor[band.examples, band.heads, band.rows.start * self.groups : band.rows.stop * self.groups]
+        return part.view(-1, *part.shape[2:])
+
+    def over_keys(self, tensor: Tensor, band: Band) -> Tensor:
+        """A band's view of (batch, kv_head, key, width), as (batch * kv_head, key, width)."""
+        part = tensor[band.examples, band.heads]
+        return part.view(-1, *part.shape[2:])
+
+    def spread(self, part: Tensor, band: Band) -> Tensor:
+        """(batch or 1, head or 1, rows, keys) as (batch or 1, kv_head or 1, rows, group or 1, keys)."""
+        part = part[band.examples] if part.shape[0] > 1 else part
+        if part.shape[1] == 1:
+            return part.unsqueeze(3)
+        grouped = part.reshape(part.shape[0], -1, self.groups, *part.shape[2:])
+        return grouped[:, band.heads].transpose(2, 3)
+
+    def tiles(self, band: Band, ranges: list[slice], shift: Tensor | None, room: Tensor) -> Iterator[Tensor]:
+        """Scores in units of log(2), (batch * kv_head, rows * group, keys) for each range of keys, all in `room`."""
+        query, key = self.over_rows(self.query, band), self.over_keys(self.key, band).mT
+        less = None if shift is None else self.over_rows(shift, band)[..., None]
+        masked = bool(self.biases) or self.visibility.causal or self.visibility.open is not None
+        for keys in ranges:
+            shape = (query.shape[0], query.shape[1], keys.stop - keys.start)
+            scores = torch.bmm(query, key[..., keys], out=room[: math.prod(shape)].view(shape))
+            if self.terms.softcap is not None:
+                cap = self.terms.softcap * LOG2E
+                scores.div_(cap).tanh_().mul_(cap)
+            if masked:
+                self._mask(scores, band, keys)
+            if less is not None:
+                scores.sub_(less)
+            yield scores
+
+    def _mask(self, scores: Tensor, band: Band, keys: slice) -> None:
+        rows = band.rows
+        closed = self.visibility.closed(rows.start, rows.stop, keys.start, keys.stop, scores.device)
+        if closed is None and not self.biases:
+            return
+        examples = band.examples.stop - band.examples.start
+        grid = scores.view(examples, -1, rows.stop - rows.start, self.groups, scores.shape[-1])
+        for bias in self.biases:
+            part = (bias if bias.shape[2] == 1 else bias[:, :, rows])[..., keys]
+            grid.add_(self.spread(part, band), alpha=LOG2E)
+        if closed is not None:
+            grid.masked_fill_(self.spread(closed, band), HIDDEN)
+
+    def room(self) -> Tensor:
+        """Memory for one tile."""
+        return self.query.new_empty(max(TILE_CELLS, TILE_ROWS * self.groups * self.width))
+
+    def scores_at(self, target: Target) -> Tensor:
+        """Scores of each row on its target in units of log(2), (batch, kv_head, query * group); hidden where unseen."""
+        batch, kv_heads, _, width = self.query.shape
+        rows = torch.arange(self.visibility.rows, device=self.query.device)
+        positions = target.positions(rows)
+        if target.key is not None:
+            scores = self.query @ self.key[:, :, min(target.key, self.visibility.keys - 1), :, None]
+        else:
+            keys = self.key.index_select(2, positions.clamp(0, self.visibility.keys - 1))
+            scores = self.query.view(batch, kv_heads, -1, self.groups, width) @ keys[..., None]
+        grid = scores.view(batch, kv_heads, -1, self.groups)
+        if self.terms.softcap is not None:
+            cap = self.terms.softcap * LOG2E
+            grid = (grid / cap).tanh() * cap
+        for bias in self.biases:
+            index = positions.clamp(0, bias.shape[3] - 1).view(1, 1, -1, 1).expand(*bias.shape[:2], -1, 1)
+            at = bias.expand(-1, -1, len(rows), -1).gather(3, index)
+            grid = grid + self.spread(at, self.everything)[..., 0] * LOG2E
+        seen = self.spread(self.visibility.at(positions)[..., None], self.everything)[..., 0]
+        return grid.masked_fill(~seen, HIDDEN).flatten(2)
