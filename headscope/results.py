@@ -157,11 +157,17 @@ class HeadRecord:
 class AttentionMap:
     """The attention matrices of one layer on one text, for pictures.
 
+    Matrices of long texts may be pooled: each cell then stands for a square tile of `tile` × `tile` tokens, less at the
+    far edges. Keys that a row cannot see count in a tile's mean as the zeros that they are in the matrix.
+
     Attributes:
         heads: The head numbers, in the order of the first axis of `weights`.
-        weights: float32, (heads, query, key).
-        queries: One readable label a row.
-        keys: One readable label a column.
+        weights: float32, (heads, query, key); pooled, the mean of each tile.
+        queries: One readable label a row; pooled, the positions that it stands for, such as `32–63`.
+        keys: One readable label a column, in the same way.
+        tile: Side of a tile, in tokens; 1 where nothing is pooled.
+        peak: float32, (heads, query, key): the largest weight of each tile; None where nothing is pooled.
+        tokens: How many query and key tokens there are; None where nothing is pooled: as many as rows and columns.
     """
 
     stack: str
@@ -170,6 +176,15 @@ class AttentionMap:
     weights: NDArray[np.float32]
     queries: tuple[str, ...]
     keys: tuple[str, ...]
+    tile: int = 1
+    peak: NDArray[np.float32] | None = None
+    tokens: tuple[int, int] | None = None
+
+
+def tile_labels(count: int, tile: int) -> tuple[str, ...]:
+    """The positions that each tile of `count` tokens stands for: `0–31`, `32–63`, and the last of the rest."""
+    ends = ((start, min(start + tile, count) - 1) for start in range(0, count, tile))
+    return tuple(str(first) if first == last else f"{first}–{last}" for first, last in ends)
 
 
 @dataclass(frozen=True)
