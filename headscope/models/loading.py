@@ -6,9 +6,10 @@ fused implementations return no weights, together with the tokenizer or processo
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,30 +19,28 @@ from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
     AutoImageProcessor,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
     AutoProcessor,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headscope.errors import ModelError
 from headscope.models import packaged
 from headscope.models.checkpoint import explain_load_error, first_line, is_out_of_memory, judge_load_report
+from headscope.models.model_classes import auto_class, concrete_class, own_class_of
 from headscope.models.packaged import default_model_name
 from headscope.models.placement import pick_device, pick_dtype
 from headscope.models.quiet import quiet
 from headscope.models.signature import AUDIO_INPUTS, IMAGE_INPUTS, takes_any
 from headscope.models.source import Source, find_source
 
-__all__ = ["LoadedModel", "default_model_name", "load", "load_model", "wrap_model"]
+if TYPE_CHECKING:
+    from headscope.pruning.load import RemovedHeads
 
-GENERATING_CLASSES = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText)
+__all__ = ["LoadedModel", "default_model_name", "load", "load_model", "wrap_model"]
 
 
 @dataclass
@@ -49,7 +48,7 @@ class LoadedModel:
     """A model and what belongs to it.
 
     Attributes:
-        model: In evaluation mode, with real attention weights (eager), unless it is a caller's own.
+        model: In evaluation mode, with eager attention unless another one was asked for, or a caller's own.
         name: As the user named it.
         tokenizer: None where the model has none that loads.
         processor: Image processor, feature extractor or composite processor where the model needs one.
@@ -89,7 +88,8 @@ def load_model(
     trust_remote_code: bool = False,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     need_generation: bool = False,
-    own_class: bool = False,
+    own_class: bool | None = False,
+    attn_implementation: str = "eager",
 ) -> LoadedModel:
     """Load a model with its tokenizer and processor.
 
@@ -103,7 +103,8 @@ def load_model(
         tokenizer: Another tokenizer, or its hub id or directory.
         need_generation: Load an encoder-decoder with its language-model head, so that it can generate.
         own_class: Load the class that the checkpoint was saved from, with its language-model or classifier head,
-            rather than the bare model.
+            rather than the bare model; None does so where heads were removed from the checkpoint.
+        attn_implementation: As in transformers; attention weights can only be read from `eager` attention.
 
     Raises:
         InputError: No such device or dtype.
@@ -115,15 +116,21 @@ def load_model(
     common = source.arguments() | {"trust_remote_code": trust_remote_code}
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(source.path, **common)
-            auto = _own_class(config, source) if own_class else _auto_class(config, need_generation)
-            model, report = _from_pretrained(source, config, auto, common, kind, device_map)
+            config, removed = _config(source, common)
+            own = removed is not None if own_class is None else own_class
+            gguf = source.gguf_file is not None
+            auto = own_class_of(config, gguf=gguf) if own else auto_class(config, need_generation)
+            arguments = common | {"dtype": kind, "attn_implementation": attn_implementation}
+            if device_map is not None:
+                arguments["device_map"] = device_map
+            model, report = _from_pretrained(source.path, config, auto, removed, arguments)
         if device_map is None:
             nn.Module.to(model, target)
     except Exception as error:  # transformers raises nearly every class there is; all mean: does not load
         raise _load_error(name, source, error) from error
     warnings, missing = judge_load_report(name, report)
-    make_eager(model)
+    if attn_implementation == "eager":
+        make_eager(model)
     model.train(mode=False)
     loaded = LoadedModel(model, name, None, None, warnings, missing)
     _add_companions(loaded, source, tokenizer, common)
@@ -140,10 +147,13 @@ def load(
     trust_remote_code: bool = False,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     need_generation: bool = False,
+    own_class: bool | None = None,
+    attn_implementation: str = "eager",
 ) -> PreTrainedModel:
     """Load an ordinary transformers model for `headscope.analyze`, which finds its tokenizer again.
 
-    Arguments and errors are those of `load_model`.
+    A directory with a pruned model gives the class that was pruned, with its head, and so do checkpoints of
+    transformers 4 with `pruned_heads`. Arguments and errors are those of `load_model`.
     """
     loaded = load_model(
         name,
@@ -154,6 +164,8 @@ def load(
         trust_remote_code=trust_remote_code,
         tokenizer=tokenizer,
         need_generation=need_generation,
+        own_class=own_class,
+        attn_implementation=attn_implementation,
     )
     _companions[loaded.model] = _Companions(
         loaded.name, loaded.tokenizer, loaded.processor, tuple(loaded.warnings), loaded.missing
@@ -202,63 +214,55 @@ def _resolve(name: str | None, revision: str | None) -> tuple[str, Source]:
     return wanted, find_source(wanted, revision)
 
 
+def _config(source: Source, common: dict[str, Any]) -> tuple[PreTrainedConfig, RemovedHeads | None]:
+    """The config of the original model, and which of its heads the checkpoint lacks; None where it is not pruned."""
+    if source.gguf_file is None:
+        with suppress(OSError):  # no config.json: transformers looks further
+            found = PreTrainedConfig.get_config_dict(source.path, **common)[0]
+            if found.get("headscope") or found.get("pruned_heads"):
+                from headscope.pruning.load import read_removed_heads
+
+                removed = read_removed_heads(found)
+                if removed is not None:
+                    return CONFIG_MAPPING[removed.config["model_type"]].from_dict(removed.config), removed
+    return AutoConfig.from_pretrained(source.path, **common), None
+
+
 def _from_pretrained(
-    source: Source,
-    config: PreTrainedConfig,
-    auto: Any,
-    common: dict[str, Any],
-    dtype: str | torch.dtype,
-    device_map: Any,
+    path: str, config: PreTrainedConfig, auto: Any, removed: RemovedHeads | None, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The model and its load report. Missing and misshapen weights are in the report, not raised."""
-    arguments = common if device_map is None else common | {"device_map": device_map}
-    model, report = auto.from_pretrained(
-        source.path,
+    own = auto if removed is None else concrete_class(auto, config)
+    cls: Any = own if removed is None else removed.class_like(own)
+    model, report = cls.from_pretrained(
+        path,
         config=config,
-        attn_implementation="eager",
-        dtype=dtype,
         weights_only=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **arguments,
     )
+    if removed is not None:
+        model.__class__ = own
     return model, report
 
 
-def _auto_class(config: PreTrainedConfig, need_generation: bool) -> Any:
-    """The class to load with: the bare model wherever there is one, so that no head is in the way."""
-    auto_map = getattr(config, "auto_map", None) or {}
-    if need_generation and getattr(config, "is_encoder_decoder", False):
-        for candidate in GENERATING_CLASSES:
-            if type(config) in candidate._model_mapping or candidate.__name__ in auto_map:
-                return candidate
-    if type(config) in AutoModel._model_mapping or "AutoModel" in auto_map:
-        return AutoModel
-    for key in auto_map:
-        if key.startswith("AutoModelFor") and hasattr(transformers, key):
-            return getattr(transformers, key)
-    for architecture in getattr(config, "architectures", None) or ():
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)
-    raise ValueError(f"transformers has no model class for {config.model_type!r}")
+def load_plainly(
+    directory: str | Path, auto: str, *, device: str | torch.device = "cpu", trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Load a local checkpoint as it loads where there is no headscope; whatever transformers raises is not translated.
 
-
-def _own_class(config: PreTrainedConfig, source: Source) -> Any:
-    """The class that the config names, or the auto class that leads to it where it is the checkpoint's own code.
-
-    A `.gguf` file names none; nearly all of them hold language models.
+    Args:
+        auto: Name of a class of transformers, such as `AutoModelForCausalLM`.
     """
-    named = list(getattr(config, "architectures", None) or ())
-    for key, value in (getattr(config, "auto_map", None) or {}).items():
-        target = value[0] if isinstance(value, list | tuple) else value
-        if str(target).rpartition(".")[2] in named and hasattr(transformers, key):
-            return getattr(transformers, key)
-    for architecture in named:
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)
-    if source.gguf_file is not None and type(config) in AutoModelForCausalLM._model_mapping:
-        return AutoModelForCausalLM
-    return _auto_class(config, need_generation=True)
+    with quiet():
+        cls: Any = getattr(transformers, auto)
+        model: PreTrainedModel = cls.from_pretrained(
+            directory, dtype="auto", local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    model.train(mode=False)
+    nn.Module.to(model, device)
+    return model
 
 
 def make_eager(model: PreTrainedModel) -> None:
