@@ -24,7 +24,7 @@ from headscope.pruning.masking import masked_heads
 from headscope.pruning.plan import current_plan
 from headscope.pruning.probes import Probe
 from headscope.pruning.report import Equivalence, EquivalenceCheck
-from headscope.pruning.running import Outputs, can_generate, comparable, forward, generated
+from headscope.pruning.running import Outputs, can_generate, comparable, evaluating, forward, generated
 
 TOLERANCE = 1e-5
 # Relative differences above this are never rounding.
@@ -118,7 +118,7 @@ def _compare(
         stack.enter_context(torch.no_grad())
         stack.enter_context(quiet())
         for model in (pair.original, pair.pruned):
-            stack.enter_context(_evaluating(model))
+            stack.enter_context(evaluating(model))
         with masked_heads(pair.original, heads):
             pass  # what cannot be zeroed is an error of the caller's, not of a run
         found.ran = stack.enter_context(_watching(pair))
@@ -240,17 +240,6 @@ def _in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _inputs_in(batch: Probe, dtype: torch.dtype) -> dict[str, Tensor]:
     inputs = batch.inputs.items()
     return {n: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for n, t in inputs}
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    training = [(m, m.training) for m in model.modules()]
-    model.train(mode=False)
-    try:
-        yield
-    finally:
-        for module, mode in training:
-            module.training = mode
 
 
 @contextmanager

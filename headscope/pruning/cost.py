@@ -1,0 +1,148 @@
+"""What a model costs in parameters, bytes and cache, and what its layers have of heads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headscope.errors import ModelError
+from headscope.models.loading import LoadedModel
+from headscope.models.projections import Projections, projections
+from headscope.models.pruned import HeadState, pruned_state
+from headscope.models.sites import Site, find_sites
+from headscope.models.text_config import text_config
+from headscope.pruning.plan import state_of
+from headscope.pruning.result import LayerHeads
+from headscope.results import ModelInfo, Stack
+
+# Arguments of attention modules that take the keys and values of earlier tokens.
+_CACHES = {"cache", "past_key_values", "past_key_value", "layer_past"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sizes of one model; their meaning is that of the same names in `PruneResult`."""
+
+    params: int
+    attention_params: int
+    bytes: int
+    kv_cache: int
+
+
+def cost_of(model: PreTrainedModel) -> Cost:
+    """Count a model's parameters and bytes, from shapes and dtypes alone."""
+    sites = _located(model)
+    attention = {id(t): t.numel() for site, found in sites for t in _tensors(site, found)}
+    return Cost(
+        params=model.num_parameters(),
+        attention_params=sum(attention.values()),
+        bytes=_stored_bytes(model),
+        kv_cache=sum(_cache_bytes(site, found) for site, found in sites if found is not None and has_cache(site)),
+    )
+
+
+def has_cache(site: Site) -> bool:
+    """Whether generation keeps this site's keys and values and adds to them with each token."""
+    module = site.module
+    if site.cross or False in (getattr(module, "is_decoder", True), getattr(module, "is_causal", True)):
+        return False
+    return bool(_CACHES & set(inspect.signature(module.forward).parameters))
+
+
+def _cache_bytes(site: Site, found: Projections) -> int:
+    """Keys and values of all key-value heads for one token: num_kv_heads × (head_dim + value_dim) numbers."""
+    shape = found.shape
+    return shape.num_kv_heads * (shape.head_dim + shape.value_dim) * found.key.weight.tensor.element_size()
+
+
+def _located(model: PreTrainedModel) -> list[tuple[Site, Projections | None]]:
+    """All sites with their projections; None where those are not plain."""
+    found: list[tuple[Site, Projections | None]] = []
+    for site in find_sites(model):
+        try:
+            found.append((site, projections(site, model=model)))
+        except ModelError:
+            found.append((site, None))
+    return found
+
+
+def _tensors(site: Site, found: Projections | None) -> Iterator[Tensor]:
+    if found is None:
+        yield from site.module.parameters()
+        return
+    for projection in found:
+        yield projection.weight.tensor
+        if projection.bias is not None:
+            yield projection.bias.tensor
+
+
+def _stored_bytes(model: nn.Module) -> int:
+    """Parameters, shared ones once, and the buffers that are saved with them."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = [tensor for name, tensor in model.state_dict().items() if name not in names]
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *buffers) if isinstance(t, Tensor))
+
+
+# ------------------------------------------------------------------ heads
+def layer_heads(model: PreTrainedModel, zeroed: dict[str, tuple[int, ...]]) -> tuple[LayerHeads, ...]:
+    """The layers of a pruned model that lost heads.
+
+    Args:
+        zeroed: Heads that were zeroed in weights that do not say so themselves, by `stack.layer`.
+    """
+    layers = []
+    for site, found in _located(model):
+        name = f"{site.stack}.{site.layer}"
+        if found is None or (pruned_state(site.module) is None and name not in zeroed):
+            continue
+        state = state_of(site, found)
+        gone = tuple(sorted({*state.gone, *zeroed.get(name, ())}))
+        still = tuple(h for h in gone if h not in state.removed)
+        if gone:
+            layers.append(_layer(site, state, gone, still))
+    return tuple(layers)
+
+
+def _layer(site: Site, state: HeadState, gone: tuple[int, ...], zeroed: tuple[int, ...]) -> LayerHeads:
+    return LayerHeads(
+        stack=site.stack,
+        layer=site.layer,
+        num_heads=state.num_heads,
+        num_kv_heads=state.num_kv_heads,
+        left=len(state.kept),
+        kv_left=len(state.kept_kv),
+        gone=gone,
+        zeroed=zeroed,
+    )
+
+
+def describe(loaded: LoadedModel) -> ModelInfo:
+    """What a model is; heads are those of the original, layers those whose heads can be told apart."""
+    model = loaded.model
+    states = [(site, state_of(site, found)) for site, found in _located(model) if found is not None]
+    stacks: dict[str, list[tuple[int, int]]] = {}
+    for site, state in states:
+        stacks.setdefault(site.stack, []).append((site.layer, state.num_heads))
+    hidden = getattr(text_config(model), "hidden_size", None)
+    depth = getattr(model.config, "num_hidden_layers", None)
+    return ModelInfo(
+        name=loaded.name,
+        type=model.config.model_type,
+        class_name=type(model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        num_layers=depth if list(stacks) == ["self"] else _same([len(layers) for layers in stacks.values()]),
+        num_heads=_same([state.num_heads for _, state in states]),
+        num_kv_heads=_same([state.num_kv_heads for _, state in states]),
+        head_dim=_same([state.head_dim for _, state in states]),
+        hidden_size=hidden if isinstance(hidden, int) else None,
+        stacks=tuple(Stack(n, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)) for n, pairs in stacks.items()),
+    )
+
+
+def _same(values: Sequence[int]) -> int | None:
+    return values[0] if len(set(values)) == 1 else None

@@ -1,0 +1,243 @@
+"""How good a model is on some texts, before and after: the measure follows from what kind of model it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from headscope.errors import InputError, ModelError
+from headscope.models.batches import Batch, TokenAxis, mask_of
+from headscope.models.inputs import Prepared, prepare
+from headscope.models.loading import LoadedModel
+from headscope.models.quiet import quiet
+from headscope.pruning.examples import Examples, Label
+from headscope.pruning.result import Quality
+
+# As many parts as make the share that is masked at once that of BERT's training (15 %).
+PARTS = 7
+# exp of more is no float.
+_LARGEST = 709.0
+_HINT = "leave --eval out, or take a checkpoint with a language-model or classifier head"
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum over tokens or texts, and how many there were."""
+
+    total: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return self.total / self.count
+
+
+def measure_quality(
+    loaded: LoadedModel, after: PreTrainedModel, examples: Examples, seed: int = 0
+) -> tuple[Quality, tuple[str, ...]]:
+    """Measure a model and a pruned copy on the same tokens.
+
+    - Causal language models: perplexity, exp of the mean negative log-likelihood of all tokens but each text's first.
+    - Masked language models: the mean negative log-likelihood of each token that is not special, given those that are
+      not masked with it. Each text's tokens are dealt into `PARTS` parts by chance, masked one part at a time, so
+      every token is predicted once (Salazar et al. 2020, "Masked Language Model Scoring", mask one token at a time).
+    - Classifiers: accuracy.
+    - All others: the mean cosine, over texts, between the output before and after, averaged over a text's tokens.
+
+    Args:
+        loaded: The model before, in evaluation mode as `after` is.
+        seed: For what is masked together: the same before and after.
+
+    Returns:
+        The measure, and warnings about the texts.
+
+    Raises:
+        InputError: A classifier's examples have no labels, or others than the model's.
+        ModelError: The model has no tokenizer, or cannot be measured on texts.
+    """
+    kind = kind_of(loaded.model)
+    labels = _labels(loaded.model, examples) if kind == "classifier" else None
+    decoder = examples.texts if getattr(loaded.model.config, "is_encoder_decoder", False) else None
+    prepared = prepare(loaded, texts=examples.texts, decoder_texts=decoder)
+    with torch.no_grad(), quiet():
+        if kind == "causal":
+            found = _perplexity(loaded.model, after, prepared)
+        elif kind == "masked":
+            found = _masked_loss(loaded, after, prepared, seed)
+        elif labels is not None:
+            found = _accuracy(loaded.model, after, prepared, labels)
+        else:
+            found = _cosine(loaded.model, after, prepared)
+    return found, prepared.warnings
+
+
+def kind_of(model: PreTrainedModel) -> str:
+    """`causal`, `masked`, `classifier` or `other`, by the model's class."""
+    name = type(model).__name__
+    if name in _names(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES):
+        return "classifier"
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "other"
+    if name in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or name.endswith("ForCausalLM"):
+        return "causal"
+    return "masked" if name in _names(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) else "other"
+
+
+def _names(mapping: Mapping[str, Any]) -> set[str]:
+    """The names of a table of transformers', one or several for each kind of model."""
+    return {name for value in mapping.values() for name in ((value,) if isinstance(value, str) else value)}
+
+
+# ------------------------------------------------------------------ language models
+def _perplexity(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepared) -> Quality:
+    if not any(int(batch.axes["text"].lengths.max()) > 1 for batch in prepared.batches):
+        raise InputError("no text of --eval has a second token, so there is nothing to predict", "give longer texts")
+    first, second = (_added(_next_tokens(model, batch) for batch in prepared.batches) for model in (before, after))
+    detail = "exp of the mean negative log-likelihood of every token but each text's first"
+    perplexities = _exp(first.mean), _exp(second.mean)
+    return Quality("perplexity", "lower", *perplexities, prepared.texts, first.count, detail)
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < _LARGEST else math.inf
+
+
+def _next_tokens(model: PreTrainedModel, batch: Batch) -> _Sum:
+    logits, ids = _logits(model, batch.inputs), batch.inputs["input_ids"]
+    real = mask_of(batch.axes["text"]).bool().to(ids.device)[:, 1:]
+    return _negative_log_likelihood(logits[:, :-1][real], ids[:, 1:][real])
+
+
+def _masked_loss(loaded: LoadedModel, after: PreTrainedModel, prepared: Prepared, seed: int) -> Quality:
+    mask = getattr(loaded.tokenizer, "mask_token_id", None)
+    if mask is None:
+        raise ModelError(f"{loaded.name} has no mask token, so its loss cannot be measured", _HINT)
+    first, second = (
+        _added(part for batch in prepared.batches for part in _masked_tokens(model, batch, int(mask), seed))
+        for model in (loaded.model, after)
+    )
+    if not first.count:
+        raise InputError("the texts of --eval have special tokens only", "give other texts")
+    detail = f"mean negative log-likelihood of every token, 1 in {PARTS} masked at a time, the same before and after"
+    return Quality("pseudo_log_likelihood_loss", "lower", first.mean, second.mean, prepared.texts, first.count, detail)
+
+
+def _masked_tokens(model: PreTrainedModel, batch: Batch, mask: int, seed: int) -> Iterator[_Sum]:
+    ids = batch.inputs["input_ids"]
+    parts = parts_of(batch.axes["text"], batch.order, seed).to(ids.device)
+    for part in range(PARTS):
+        masked = parts == part
+        if masked.any():
+            logits = _logits(model, batch.inputs | {"input_ids": ids.masked_fill(masked, mask)})
+            yield _negative_log_likelihood(logits[masked], ids[masked])
+
+
+def parts_of(axis: TokenAxis, order: Sequence[int], seed: int) -> Tensor:
+    """int64, (batch, n): the part that each token is masked with, -1 for special tokens and padding.
+
+    A text's parts depend on the seed and on its place in the file, not on how texts are batched.
+    """
+    parts = torch.full(axis.special.shape, -1)
+    tokens = mask_of(axis).bool() & ~axis.special
+    for row, number in enumerate(order):
+        places = tokens[row].nonzero().flatten()
+        dealt = np.random.default_rng((seed, number)).permutation(len(places)) % PARTS
+        parts[row, places] = torch.from_numpy(dealt)
+    return parts
+
+
+def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> _Sum:
+    loss = functional.cross_entropy(logits.float(), targets, reduction="none")
+    return _Sum(float(loss.double().sum()), len(targets))
+
+
+def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    logits = getattr(model(**inputs), "logits", None)
+    if not isinstance(logits, Tensor) or logits.shape[:2] != inputs["input_ids"].shape:
+        raise ModelError(f"{type(model).__name__} gives no prediction for each token", _HINT)
+    return logits
+
+
+def _added(parts: Iterable[_Sum]) -> _Sum:
+    found = list(parts)
+    return _Sum(math.fsum(p.total for p in found), sum(p.count for p in found))
+
+
+# ------------------------------------------------------------------ classifiers
+def _labels(model: PreTrainedModel, examples: Examples) -> list[int]:
+    config: Any = model.config
+    if config.num_labels < 2 or getattr(config, "problem_type", None) in ("regression", "multi_label_classification"):
+        raise ModelError(f"{type(model).__name__} here does not choose one of several labels", _HINT)
+    return [_label(model, i, given) for i, given in enumerate(examples.labels)]
+
+
+def _label(model: PreTrainedModel, index: int, given: Label | None) -> int:
+    config: Any = model.config
+    known = dict(config.label2id or {})
+    if given is None:
+        raise InputError(
+            f"text {index} of --eval has no label, which a classifier needs",
+            'write lines such as {"text": "…", "label": 0} to a .jsonl file',
+        )
+    number = given if isinstance(given, int) else known.get(given)
+    if number is None or not 0 <= number < config.num_labels:
+        raise InputError(
+            f"text {index} of --eval has the label {given!r}, which the model does not know",
+            f"its labels: {', '.join(list(known)[:10])}; or 0-{config.num_labels - 1}",
+        )
+    return number
+
+
+def _accuracy(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepared, labels: list[int]) -> Quality:
+    right = [0, 0]
+    for batch in prepared.batches:
+        wanted = torch.tensor([labels[i] for i in batch.order])
+        for which, model in enumerate((before, after)):
+            chosen = model(**batch.inputs).logits.argmax(-1).cpu()
+            right[which] += int((chosen == wanted).sum())
+    first, second = (n / len(labels) for n in right)
+    return Quality(
+        "accuracy", "higher", first, second, prepared.texts, prepared.tokens, "share of texts labelled right"
+    )
+
+
+# ------------------------------------------------------------------ others
+def _cosine(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepared) -> Quality:
+    cosines: list[float] = []
+    for batch in prepared.batches:
+        axis = batch.axes.get("decoder") or batch.axes["text"]
+        first, second = (_pooled(_output(model, batch), axis) for model in (before, after))
+        cosines += functional.cosine_similarity(first, second, dim=-1).tolist()
+    detail = "mean over texts of the cosine to the output before, averaged over each text's tokens"
+    return Quality("cosine", "higher", 1.0, math.fsum(cosines) / len(cosines), prepared.texts, prepared.tokens, detail)
+
+
+def _output(model: PreTrainedModel, batch: Batch) -> Tensor:
+    given = model(**batch.inputs)
+    for name in ("last_hidden_state", "logits"):
+        found = getattr(given, name, None)
+        if isinstance(found, Tensor):
+            return found
+    tensors = [t for t in given.to_tuple() if isinstance(t, Tensor) and t.is_floating_point()]
+    if not tensors:
+        raise ModelError(f"{type(model).__name__} gives no numbers to compare", _HINT)
+    return tensors[0]
+
+
+def _pooled(output: Tensor, axis: TokenAxis) -> Tensor:
+    """(batch, features) in float64: the mean over each example's real tokens, where there is an axis of tokens."""
+    output = output.double().cpu()
+    mask = mask_of(axis).bool()
+    if output.ndim < 3 or output.shape[:2] != mask.shape:
+        return output.flatten(1)
+    return (output * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
