@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 ANALYSIS_SCHEMA = "headscope/analysis@1"
 
+# Rows and columns of a pooled map at most: two pixels each in a head's picture, and 2 MB a head for mean and maximum.
+MOST_CELLS = 512
+
 
 @dataclass(frozen=True)
 class Stack:

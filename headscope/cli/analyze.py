@@ -138,7 +138,8 @@ def analyze(
                 batch_size=batch_size,
                 words=words,
                 exclude_special=exclude_special,
-                maps=heatmaps is not None or weights is not None,
+                # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
+                maps=True if weights is not None else "pooled" if heatmaps is not None else False,
                 revision=revision,
                 device=device,
                 dtype=dtype,

@@ -22,7 +22,7 @@ from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import model_info, versions
 from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
-from headscope.heads.pictures import MOST_CELLS, Keep, Maps, check_maps
+from headscope.heads.pictures import Keep, Maps, check_maps
 from headscope.heads.rules import RuleSet, load_rules
 from headscope.heads.selection import Selection, parse_selection, ranges
 from headscope.heads.statistics import HeadStatistics, Layer, Values
@@ -30,7 +30,7 @@ from headscope.heads.tokens import token_groups
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.sites import Site, find_sites
-from headscope.results import Analysis, AttentionMap, InputInfo, RuleInfo
+from headscope.results import MOST_CELLS, Analysis, AttentionMap, InputInfo, RuleInfo
 
 # Up to this many tokens a model in half precision is read from its own, rounded, matrices.
 _SHORT = 1024

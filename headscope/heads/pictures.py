@@ -23,9 +23,6 @@ from headscope.results import AttentionMap, tile_labels
 Maps = bool | Literal["pooled"]
 """Which matrices to keep: none, those of the model, or, of long texts, pooled ones."""
 
-# Rows and columns of a pooled picture at most: two pixels each where it is drawn, and 2 MB a head for mean and maximum.
-MOST_CELLS = 512
-
 
 def check_maps(maps: Maps) -> None:
     """Raises InputError for text that is not `pooled`."""
@@ -33,7 +30,7 @@ def check_maps(maps: Maps) -> None:
         raise InputError(f"maps is {maps!r}", "Give True for the model's matrices, 'pooled' for pictures, or False.")
 
 
-def tile_of(queries: int, keys: int, most: int = MOST_CELLS) -> int:
+def tile_of(queries: int, keys: int, most: int) -> int:
     """Side of the square tiles, in tokens, that make at most `most` rows and columns of a matrix."""
     return max(1, -(-max(queries, keys) // most))
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headscope.errors import HeadscopeError, InputError, ResourceError
-from headscope.results import Analysis, AttentionMap
+from headscope.results import MOST_CELLS, Analysis, AttentionMap
+from headscope.views.pooling import pooled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,19 +30,30 @@ _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def head_picture(
-    analysis: Analysis, attention: AttentionMap, head: int, *, file_format: str = "png", dpi: int = DPI
+    analysis: Analysis,
+    attention: AttentionMap,
+    head: int,
+    *,
+    largest: bool = False,
+    file_format: str = "png",
+    dpi: int = DPI,
 ) -> bytes:
-    """One head's weights with token labels, as `png`, `svg` or `pdf`. Raises ValueError for a head not in the map."""
+    """One head's weights with token labels, as `png`, `svg` or `pdf`. Raises ValueError for a head not in the map.
+
+    `largest` draws each tile's largest weight instead of its mean, where the map is pooled.
+    """
     from headscope.views.attention_figures import head_figure
 
-    return _picture(lambda: head_figure(analysis, attention, head), file_format, dpi)
+    return _picture(lambda: head_figure(analysis, attention, head, largest), file_format, dpi)
 
 
-def layer_picture(analysis: Analysis, attention: AttentionMap, *, file_format: str = "png", dpi: int = DPI) -> bytes:
-    """All heads of one layer in a grid, as `png`, `svg` or `pdf`."""
+def layer_picture(
+    analysis: Analysis, attention: AttentionMap, *, largest: bool = False, file_format: str = "png", dpi: int = DPI
+) -> bytes:
+    """All heads of one layer in a grid, as `png`, `svg` or `pdf`; `largest` is the same as for one head."""
     from headscope.views.attention_figures import layer_figure
 
-    return _picture(lambda: layer_figure(analysis, attention), file_format, dpi)
+    return _picture(lambda: layer_figure(analysis, attention, largest), file_format, dpi)
 
 
 def model_picture(analysis: Analysis, metric: str | None = None, *, file_format: str = "png", dpi: int = DPI) -> bytes:
@@ -70,6 +82,9 @@ def _picture(build: Callable[[], Figure], file_format: str, dpi: int) -> bytes:
 
 def write_heatmaps(analysis: Analysis, directory: str | Path, force: bool = False) -> list[Path]:
     """Write `STACK.L5H3.png` for each head in the maps, `STACK.L5.png` for each layer, and `map.png`.
+
+    Long texts are pooled: these pictures then show means over tiles, and `STACK.L5H3.max.png` and `STACK.L5.max.png`
+    the largest weight of each tile.
 
     Every picture is drawn into a temporary directory first, so that a failure leaves no picture and no part of one.
 
@@ -114,11 +129,13 @@ def _write_all(target: Path, drawings: dict[str, Callable[[], bytes]]) -> list[P
 
 def _drawings(analysis: Analysis) -> Iterator[tuple[str, Callable[[], bytes]]]:
     names = file_stems([attention.stack for attention in analysis.maps])
-    for attention in analysis.maps:
+    for attention in (pooled(found, MOST_CELLS) for found in analysis.maps):
         stem = f"{names[attention.stack]}.L{attention.layer}"
-        for head in attention.heads:
-            yield f"{stem}H{head}.png", partial(head_picture, analysis, attention, head)
-        yield f"{stem}.png", partial(layer_picture, analysis, attention)
+        for largest in (False, True) if attention.tile > 1 else (False,):
+            end = ".max.png" if largest else ".png"
+            for head in attention.heads:
+                yield f"{stem}H{head}{end}", partial(head_picture, analysis, attention, head, largest=largest)
+            yield f"{stem}{end}", partial(layer_picture, analysis, attention, largest=largest)
     yield "map.png", partial(model_picture, analysis)
 
 
