@@ -140,7 +140,7 @@ def test_loading_says_nothing_and_puts_everything_back(
 ) -> None:
     edited = bert.parent / "with_head_missing"
     shutil.copytree(bert, edited, dirs_exist_ok=True)
-    edit_config(edited, pruned_heads={"0": [1]}, architectures=["BertForMaskedLM"])
+    edit_config(edited, architectures=["BertForMaskedLM"])
     before = [11 + i for i in range(len(LOGGERS))]
     for name, level in zip(LOGGERS, before, strict=True):
         monkeypatch.setattr(logging.getLogger(name), "level", level)

@@ -65,7 +65,7 @@ def concrete_class(auto: Any, config: PreTrainedConfig) -> type[PreTrainedModel]
     if not hasattr(auto, "_model_mapping"):
         cls: type[PreTrainedModel] = auto
         return cls
-    found = auto._model_mapping.get(type(config))
+    found = auto._model_mapping.get(type(config), None)
     if found is None:
         raise ValueError(f"transformers has no {auto.__name__} for {config.model_type!r}")
     choices = found if isinstance(found, list | tuple) else (found,)
@@ -79,7 +79,7 @@ def auto_name(cls: type[PreTrainedModel], config: PreTrainedConfig) -> str | Non
     names = [n for n in dir(transformers) if n.startswith("AutoModel") and n not in _NOT_FOR_LOADING]
     for name in sorted(names):
         mapping = getattr(getattr(transformers, name), "_model_mapping", None)
-        found = None if mapping is None else mapping.get(type(config))
+        found = None if mapping is None else mapping.get(type(config), None)
         if cls is found or (isinstance(found, list | tuple) and cls in found):
             return name
     return None

@@ -38,7 +38,7 @@ WIDTHS = (
     "num_hidden",
 )
 KV_WIDTHS = ("kv_dim", "kv_size")
-_TRACKED = "headscope_numbers"
+TRACKED = "headscope_numbers"
 
 
 def number_edits(module: nn.Module, shape: HeadShape, after: HeadState) -> Iterator[Set]:
@@ -48,11 +48,11 @@ def number_edits(module: nn.Module, shape: HeadShape, after: HeadState) -> Itera
         shape: The module's heads now.
     """
     read = names_read(type(module))
-    roles = getattr(module, _TRACKED, None) or _roles(module, shape, read)
+    roles = getattr(module, TRACKED, None) or _roles(module, shape, read)
     new = _values(HeadShape(len(after.kept), len(after.kept_kv), after.head_dim, after.value_dim))
     for name, role in roles.items():
         yield Set(module, name, new[role])
-    yield Set(module, _TRACKED, roles)
+    yield Set(module, TRACKED, roles)
     view = _config_view(module, shape, new, read)
     if view is not None:
         yield Set(module, "config", view)
