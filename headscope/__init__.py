@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headscope.proof.explain import explain_head as explain_head
     from headscope.proof.reference import read_reference as read_reference
     from headscope.proof.verify import verify as verify
+    from headscope.pruning.command import prune as prune
     from headscope.pruning.compat import find_pruneable_heads_and_indices as find_pruneable_heads_and_indices
     from headscope.pruning.prune import prune_heads as prune_heads
 
@@ -35,6 +36,7 @@ _HOME = {
     "extract_attention_patterns": "headscope.heads.lesson",
     "find_pruneable_heads_and_indices": "headscope.pruning.compat",
     "load": "headscope.models.loading",
+    "prune": "headscope.pruning.command",
     "prune_heads": "headscope.pruning.prune",
     "read_reference": "headscope.proof.reference",
     "verify": "headscope.proof.verify",
@@ -52,6 +54,7 @@ __all__ = [
     "extract_attention_patterns",
     "find_pruneable_heads_and_indices",
     "load",
+    "prune",
     "prune_heads",
     "read_reference",
     "verify",

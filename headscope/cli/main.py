@@ -13,6 +13,7 @@ import typer
 from headscope import __version__
 from headscope.cli.analyze import analyze
 from headscope.cli.errors import report, reported
+from headscope.cli.prune import prune
 from headscope.cli.verify import verify
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(analyze)
 app.command()(verify)
+app.command()(prune)
 
 
 def _print_version(wanted: bool) -> None:

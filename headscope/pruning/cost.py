@@ -36,10 +36,10 @@ class Cost:
 def cost_of(model: PreTrainedModel) -> Cost:
     """Count a model's parameters and bytes, from shapes and dtypes alone."""
     sites = _located(model)
-    attention = {id(t): t.numel() for site, found in sites for t in _tensors(site, found)}
+    attention = {id(p): p for site, found in sites for p in _parameters(site, found)}
     return Cost(
         params=model.num_parameters(),
-        attention_params=sum(attention.values()),
+        attention_params=sum(p.numel() for p in attention.values()),
         bytes=_stored_bytes(model),
         kv_cache=sum(_cache_bytes(site, found) for site, found in sites if found is not None and has_cache(site)),
     )
@@ -70,14 +70,16 @@ def _located(model: PreTrainedModel) -> list[tuple[Site, Projections | None]]:
     return found
 
 
-def _tensors(site: Site, found: Projections | None) -> Iterator[Tensor]:
+def _parameters(site: Site, found: Projections | None) -> Iterator[nn.Parameter]:
+    """Those of the projections; all of the module's where those are not known."""
     if found is None:
         yield from site.module.parameters()
         return
     for projection in found:
-        yield projection.weight.tensor
-        if projection.bias is not None:
-            yield projection.bias.tensor
+        for place in (projection.weight, projection.bias):
+            parameter = None if place is None else place.owner._parameters.get(place.name)
+            if parameter is not None:
+                yield parameter
 
 
 def _stored_bytes(model: nn.Module) -> int:
@@ -88,26 +90,17 @@ def _stored_bytes(model: nn.Module) -> int:
 
 
 # ------------------------------------------------------------------ heads
-def layer_heads(model: PreTrainedModel, zeroed: dict[str, tuple[int, ...]]) -> tuple[LayerHeads, ...]:
-    """The layers of a pruned model that lost heads.
-
-    Args:
-        zeroed: Heads that were zeroed in weights that do not say so themselves, by `stack.layer`.
-    """
+def layer_heads(model: PreTrainedModel) -> tuple[LayerHeads, ...]:
+    """The layers of a model that lost heads."""
     layers = []
-    for site, found in _located(model):
-        name = f"{site.stack}.{site.layer}"
-        if found is None or (pruned_state(site.module) is None and name not in zeroed):
-            continue
-        state = state_of(site, found)
-        gone = tuple(sorted({*state.gone, *zeroed.get(name, ())}))
-        still = tuple(h for h in gone if h not in state.removed)
-        if gone:
-            layers.append(_layer(site, state, gone, still))
+    for site in find_sites(model):
+        state = pruned_state(site.module)
+        if state is not None and state.gone:
+            layers.append(_layer(site, state))
     return tuple(layers)
 
 
-def _layer(site: Site, state: HeadState, gone: tuple[int, ...], zeroed: tuple[int, ...]) -> LayerHeads:
+def _layer(site: Site, state: HeadState) -> LayerHeads:
     return LayerHeads(
         stack=site.stack,
         layer=site.layer,
@@ -115,8 +108,8 @@ def _layer(site: Site, state: HeadState, gone: tuple[int, ...], zeroed: tuple[in
         num_kv_heads=state.num_kv_heads,
         left=len(state.kept),
         kv_left=len(state.kept_kv),
-        gone=gone,
-        zeroed=zeroed,
+        gone=state.gone,
+        zeroed=state.zeroed,
     )
 
 

@@ -55,17 +55,18 @@ class Equivalence:
     def to_dict(self) -> dict[str, Any]:
         """The `equivalence` object of the JSON contract; differences that are not finite are null."""
         return {
-            "max_abs": _finite(self.max_abs),
-            "relative": _finite(self.relative),
+            "max_abs": finite(self.max_abs),
+            "relative": finite(self.relative),
             "tolerance": self.tolerance,
             "passed": self.passed,
-            "checks": [{k: _finite(v) for k, v in c.__dict__.items()} for c in self.checks],
+            "checks": [{k: finite(v) for k, v in c.__dict__.items()} for c in self.checks],
             "notes": list(self.notes),
             "failures": list(self.failures),
         }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """None for a number that is not finite, which JSON does not know."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

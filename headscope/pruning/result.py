@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headscope.pruning.report import PRUNE_SCHEMA, Equivalence
+from headscope.pruning.report import PRUNE_SCHEMA, Equivalence, finite
+from headscope.pruning.save_report import Form, SaveReport
 from headscope.results import ModelInfo
 
 
@@ -66,6 +67,8 @@ class Latency:
         before_ms, after_ms: Medians.
         before_middle, after_middle: First and third quartile: between them lies the middle half of the times.
         rounds: How often each model ran.
+        in_noise: Whether there may be no difference: a 95 % interval for the median of the ratios, round by round,
+            includes 1.
     """
 
     batch: int
@@ -75,16 +78,12 @@ class Latency:
     before_middle: tuple[float, float]
     after_middle: tuple[float, float]
     rounds: int
+    in_noise: bool
 
     @property
     def ratio(self) -> float:
         """Time after divided by time before: below 1 is faster."""
         return self.after_ms / self.before_ms
-
-    @property
-    def in_noise(self) -> bool:
-        """Whether the middle halves of the times before and after overlap."""
-        return self.before_middle[0] <= self.after_middle[1] and self.after_middle[0] <= self.before_middle[1]
 
     def to_dict(self) -> dict[str, Any]:
         """One record of the `latency` list of the JSON contract."""
@@ -131,14 +130,9 @@ class Quality:
     tokens: int
     detail: str
 
-
-@dataclass(frozen=True)
-class Saved:
-    """What was written: the form, and the largest relative difference after loading it again."""
-
-    directory: str
-    form: str
-    difference: float | None
+    def to_dict(self) -> dict[str, Any]:
+        """The `quality` object of the JSON contract; what is not finite is null."""
+        return {name: finite(value) for name, value in self.__dict__.items()}
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,7 @@ class PruneResult:
 
     Attributes:
         model: The model before, with the numbers of heads of the original.
-        form: What is saved or would be: `structural`, `remote-code`, `uniform` or `masked`.
+        form: What is saved or would be.
         layers: Those that lost heads, by this pruning or before.
         params: Numbers in all parameters; shared ones count once.
         attention_params: Those of the projections of attention among them, biases included.
@@ -155,11 +149,11 @@ class PruneResult:
         kv_cache: Bytes that a decoder's cache grows by with every token (an encoder-decoder's own tokens); 0 without.
         latency: Empty where it was not measured.
         quality: None where there was nothing to measure on.
-        saved: None where nothing was written.
+        saved: What was written, loaded again and compared; None where nothing was.
     """
 
     model: ModelInfo
-    form: str
+    form: Form
     layers: tuple[LayerHeads, ...]
     params: Change
     attention_params: Change
@@ -169,7 +163,7 @@ class PruneResult:
     latency: tuple[Latency, ...]
     conditions: Conditions | None
     quality: Quality | None
-    saved: Saved | None
+    saved: SaveReport | None
     warnings: tuple[str, ...]
     versions: Mapping[str, str]
 
@@ -201,8 +195,8 @@ class PruneResult:
             "repair": None,
             "latency": [cell.to_dict() for cell in self.latency],
             "latency_conditions": None if self.conditions is None else asdict(self.conditions),
-            "quality": None if self.quality is None else asdict(self.quality),
-            "output": None if self.saved is None else self.saved.directory,
-            "reload_difference": None if self.saved is None else self.saved.difference,
+            "quality": None if self.quality is None else self.quality.to_dict(),
+            "output": None if self.saved is None else self.saved.output,
+            "reloaded": None if self.saved is None else self.saved.equivalence.to_dict(),
             "warnings": list(self.warnings),
         }

@@ -1,0 +1,166 @@
+"""`headscope prune`: heads removed, proved, measured, saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+import headscope
+from headscope.cli import options
+from headscope.cli.errors import reported, say
+from headscope.cli.progress import progress
+from headscope.errors import InputError
+from headscope.pruning.spec import parse_heads
+
+if TYPE_CHECKING:
+    from headscope.pruning.result import PruneResult
+
+_PRUNING = "Pruning"
+
+Heads = Annotated[
+    list[str],
+    typer.Option(
+        "--heads",
+        metavar="SPEC",
+        help="5:0,3;7:1-4, L5H3, 5:all, encoder.0:1: heads by layer, in the original model's numbers; may be repeated.",
+        rich_help_panel=_PRUNING,
+    ),
+]
+SaveAs = Annotated[
+    Literal["structural", "remote-code", "uniform", "masked"],
+    typer.Option(
+        "--save-as",
+        help="structural: headscope.load reads it; remote-code: with code of its own; uniform: plain transformers, "
+        "where every layer keeps as many; masked: heads zeroed, shapes kept.",
+        rich_help_panel=_PRUNING,
+    ),
+]
+Pad = Annotated[
+    bool,
+    typer.Option("--pad", help="With uniform: zeroed heads fill layers up to the largest.", rich_help_panel=_PRUNING),
+]
+Ragged = Annotated[
+    Literal["refuse", "mask"],
+    typer.Option(
+        "--ragged",
+        help="Where key-value heads would keep unequally many query heads: refuse, or zero what cannot leave.",
+        rich_help_panel=_PRUNING,
+    ),
+]
+AllowEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--allow-empty", help="A layer may lose all heads; one stays, zeroed, for caches.", rich_help_panel=_PRUNING
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Do all but writing.", rich_help_panel=_PRUNING)]
+Eval = Annotated[
+    Path | None,
+    typer.Option(
+        "--eval",
+        metavar="FILE",
+        help='Measure quality before and after on a .txt (a text a line) or .jsonl ("text" and "label").',
+        rich_help_panel="Measurement",
+    ),
+]
+Latency = Annotated[
+    bool,
+    typer.Option("--latency/--no-latency", help="Time forward passes before and after.", rich_help_panel="Measurement"),
+]
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        "--shapes",
+        metavar="BATCHxLENGTH,…",
+        help="Of the inputs to time; 1x32,1x128,8x128,1x512 as far as the model takes them.",
+        rich_help_panel="Measurement",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="A directory to write; without it nothing is written.",
+        rich_help_panel="Output",
+    ),
+]
+
+
+def prune(
+    heads: Heads,
+    save_as: SaveAs = "structural",
+    pad: Pad = False,
+    ragged: Ragged = "refuse",
+    allow_empty: AllowEmpty = False,
+    dry_run: DryRun = False,
+    eval: Eval = None,
+    latency: Latency = True,
+    shapes: Shapes = None,
+    tokenizer: options.Tokenizer = None,
+    model: options.Model = None,
+    revision: options.Revision = None,
+    device: options.Device = "auto",
+    dtype: options.DType = None,
+    device_map: options.DeviceMap = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    seed: options.Seed = 0,
+    format: options.Format = None,
+    output: Output = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Remove attention heads, prove that nothing else changed, measure what it brings, and save the model."""
+    with reported(debug):
+        chosen = _chosen_format(format)
+        parse_heads(heads)
+        if shapes is not None and not latency:
+            raise InputError("--shapes and --no-latency exclude each other", "leave one of them out")
+        with progress("loading the model and removing heads …", quiet, debug):
+            result = headscope.prune(
+                model,
+                heads,
+                output=output,
+                save_as=save_as,
+                pad=pad,
+                ragged=ragged,
+                allow_empty=allow_empty,
+                dry_run=dry_run,
+                force=force,
+                eval=eval,
+                latency=shapes if shapes is not None else latency,
+                tokenizer=tokenizer,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                device_map=device_map,
+                trust_remote_code=trust_remote_code,
+                seed=seed,
+            )
+        for warning in result.warnings:
+            say("warning", warning)
+        _write(result, chosen)
+        if not result.passed:
+            raise typer.Exit(1)
+
+
+def _chosen_format(format: str | None) -> str:
+    from headscope.views.records import format_for
+
+    return format_for(None, format)
+
+
+def _write(result: PruneResult, chosen: str) -> None:
+    from headscope.cli.output import Sink
+    from headscope.views.pruning import pruning_table, render_pruning
+
+    if chosen == "table":
+        from rich.console import Console
+
+        Console().print(pruning_table(result))
+        return
+    Sink(None).text(render_pruning(result, chosen))

@@ -1,0 +1,249 @@
+"""`prune`: heads out of a model that stays as it was, proved, measured and saved."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from headscope.errors import InputError, ModelError
+from headscope.models.loading import LoadedModel, load_model, wrap_model
+from headscope.models.pruned import HeadState, set_pruned_state
+from headscope.models.versions import versions
+from headscope.pruning.cost import cost_of, describe, layer_heads
+from headscope.pruning.directory import check_directory
+from headscope.pruning.examples import Examples, Source, read_examples
+from headscope.pruning.latency import SHAPES, Shape, measure_latency, parse_shapes, same_shapes
+from headscope.pruning.masking import mask_heads
+from headscope.pruning.plan import Heads, Plan, current_plan, make_plan
+from headscope.pruning.probes import probes
+from headscope.pruning.proof import prove
+from headscope.pruning.quality import measure_quality
+from headscope.pruning.report import Equivalence
+from headscope.pruning.restore import restore
+from headscope.pruning.result import Change, Conditions, Latency, PruneResult, Quality
+from headscope.pruning.running import evaluating
+from headscope.pruning.save import save_pruned
+from headscope.pruning.save_report import FORMS, Form, SaveReport
+from headscope.pruning.saved import write_plan
+from headscope.pruning.surgery import apply, prepare
+from headscope.pruning.uniform import as_uniform
+
+
+def prune(
+    model: str | PreTrainedModel | None,
+    heads: Heads,
+    *,
+    output: str | Path | None = None,
+    save_as: Form = "structural",
+    pad: bool = False,
+    ragged: str = "refuse",
+    allow_empty: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    eval: Source | None = None,
+    latency: bool | str = True,
+    tokenizer: Any = None,
+    processor: Any = None,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+) -> PruneResult:
+    """Remove heads from a copy of a model, prove that nothing else changed, measure what it brings, and save it.
+
+    What is not proved is neither measured nor saved: see `PruneResult.passed`. To prune a model in place, take
+    `prune_heads`.
+
+    Args:
+        model: A hub id, a directory (a pruned one, too), a `.gguf` file, a loaded transformers model (left as it was),
+            or None for the default model. By name, the checkpoint's own class is loaded, with its head.
+        heads: As on the command line, `"5:0,3;7:1-4"`, or `{5: [0, 3]}`; in the numbers of the original model.
+        output: A directory to write, which must not exist; nothing is written without.
+        save_as: `structural`, `remote-code`, `uniform`, or `masked`, where weights keep their shapes and heads are
+            zeroed.
+        pad: With `uniform`, fill layers up with zeroed heads to the largest.
+        ragged, allow_empty: As in `prune_heads`; with `masked` every plan is legal.
+        dry_run: Do all but writing.
+        force: Write over an existing directory.
+        eval: What to measure quality on: a `.txt` or `.jsonl` file, or texts.
+        latency: Whether to measure it, or shapes to measure it for: `"1x32,8x128"`.
+        tokenizer, processor, revision, device, dtype, device_map, trust_remote_code: As in `analyze`.
+        seed: For made-up inputs and for what a masked language model has to predict.
+
+    Raises:
+        InputError: A layer or head does not exist, the plan is not legal, or a file is missing or there already.
+        ModelError: The model cannot be loaded, or its heads cannot be removed exactly.
+        ResourceError: Out of memory or disk; nothing half-written remains.
+    """
+    wanted = _Wanted(
+        heads=heads,
+        ragged=ragged,
+        allow_empty=allow_empty,
+        directory=None if output is None else check_directory(output, force=force),
+        form=_form(save_as, pad),
+        pad=pad,
+        force=force,
+        dry_run=dry_run,
+        examples=None if eval is None else read_examples(eval),
+        shapes=_shapes(latency),
+        seed=seed,
+    )
+    options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
+    loaded = _loaded(model, tokenizer, processor, options | {"trust_remote_code": trust_remote_code})
+    with evaluating(loaded.model):
+        return _pruned(loaded, wanted)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    heads: Heads
+    ragged: str
+    allow_empty: bool
+    directory: Path | None
+    form: Form
+    pad: bool
+    force: bool
+    dry_run: bool
+    examples: Examples | None
+    shapes: tuple[Shape, ...]
+    seed: int
+
+
+def _form(save_as: Form, pad: bool) -> Form:
+    if save_as not in FORMS:
+        raise InputError(f"save_as is {save_as!r}", f"It is one of {', '.join(FORMS)}.")
+    if pad and save_as != "uniform":
+        raise InputError(f"nothing is padded with save_as {save_as!r}", "--pad goes with --save-as uniform.")
+    return save_as
+
+
+def _shapes(latency: bool | str) -> tuple[Shape, ...]:
+    if isinstance(latency, str):
+        return parse_shapes(latency)
+    return SHAPES if latency else ()
+
+
+def _loaded(
+    model: str | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
+) -> LoadedModel:
+    if isinstance(model, PreTrainedModel):
+        loaded = wrap_model(model, tokenizer=tokenizer, processor=processor)
+    else:
+        loaded = load_model(model, tokenizer=tokenizer, own_class=True, **options)
+    absent = [name for name, parameter in loaded.model.named_parameters() if parameter.device.type == "meta"]
+    if absent:
+        raise ModelError(
+            f"{len(absent)} weights of {loaded.name} are not in memory (one is {absent[0]}): offloaded or never loaded",
+            "Load the model as a whole: without --device-map, or on a device that has room for it.",
+        )
+    return loaded
+
+
+# ------------------------------------------------------------------ the pruned copy
+def _pruned(loaded: LoadedModel, wanted: _Wanted) -> PruneResult:
+    original = loaded.model
+    after, plan = _without_heads(original, wanted)
+    shown, form_notes = _in_form(after, wanted)
+    equivalence = prove(original, shown, plan.heads, batches=probes(original, wanted.seed))
+    cells, conditions, quality, notes = _measured(loaded, shown, equivalence, wanted)
+    saved = _saved(after, loaded, wanted) if equivalence.passed else None
+    costs = cost_of(original), cost_of(shown)
+    return PruneResult(
+        model=describe(loaded),
+        form=wanted.form,
+        layers=layer_heads(shown),
+        params=Change(costs[0].params, costs[1].params),
+        attention_params=Change(costs[0].attention_params, costs[1].attention_params),
+        bytes=Change(costs[0].bytes, costs[1].bytes),
+        kv_cache=Change(costs[0].kv_cache, costs[1].kv_cache),
+        equivalence=equivalence,
+        latency=cells,
+        conditions=conditions,
+        quality=quality,
+        saved=saved,
+        warnings=tuple(dict.fromkeys((*loaded.warnings, *plan.notes, *form_notes, *notes))),
+        versions=versions(),
+    )
+
+
+def _without_heads(original: PreTrainedModel, wanted: _Wanted) -> tuple[PreTrainedModel, Plan]:
+    """A copy without the heads, and the plan by which it lost them."""
+    if wanted.form == "masked":
+        after = copy.deepcopy(original)
+        return after, _zero(after, make_plan(after, wanted.heads, allow_empty=True, ragged="mask"))
+    ways: dict[str, Any] = {"allow_empty": wanted.allow_empty, "ragged": wanted.ragged}
+    prepare(original, make_plan(original, wanted.heads, **ways))  # what is refused is refused before copying
+    after = copy.deepcopy(original)
+    plan = make_plan(after, wanted.heads, **ways)
+    apply(after, plan)
+    return after, plan
+
+
+def _in_form(after: PreTrainedModel, wanted: _Wanted) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """The model in the shapes in which it is saved, and what the user should know of them."""
+    if wanted.form != "uniform":
+        return after, ()
+    uniform = as_uniform(after, pad=wanted.pad)
+    return uniform.model, tuple(uniform.notes)
+
+
+def _zero(model: PreTrainedModel, plan: Plan) -> Plan:
+    """Zero all heads of a plan instead of removing them, and say so in modules and config."""
+    modules = tuple(replace(m, after=_zeroed(m.before, m.after)) for m in plan.modules)
+    mask_heads(model, plan.heads)
+    for part in modules:
+        set_pruned_state(part.sites[0].module, part.after)
+    now = current_plan(model)
+    write_plan(model, now)
+    if now.zeroed != now.heads:  # some were removed before, and are to have their shapes again
+        restore(model, now.heads)
+        now = current_plan(model)
+    return replace(now, modules=modules, notes=plan.notes)
+
+
+def _zeroed(before: HeadState, after: HeadState) -> HeadState:
+    return replace(before, zeroed=tuple(h for h in after.gone if h not in before.removed))
+
+
+# ------------------------------------------------------------------ measuring
+_Measured = tuple[tuple[Latency, ...], Conditions | None, Quality | None, tuple[str, ...]]
+
+
+def _measured(loaded: LoadedModel, after: PreTrainedModel, equivalence: Equivalence, wanted: _Wanted) -> _Measured:
+    """Latency and quality, of models that are proved, and notes."""
+    if not equivalence.passed:
+        return (), None, None, ()
+    notes: list[str] = []
+    cells: tuple[Latency, ...] = ()
+    conditions = quality = None
+    if same_shapes(loaded.model, after):
+        notes.append("no speed-up expected: shapes unchanged")
+    if wanted.examples is not None:
+        quality, more = measure_quality(loaded, after, wanted.examples, wanted.seed)
+        notes += more
+    if wanted.shapes:
+        cells, conditions, more = measure_latency(loaded.model, after, wanted.shapes)
+        notes += more
+    return cells, conditions, quality, tuple(notes)
+
+
+# ------------------------------------------------------------------ saving
+def _saved(after: PreTrainedModel, loaded: LoadedModel, wanted: _Wanted) -> SaveReport | None:
+    if wanted.directory is None or wanted.dry_run:
+        return None
+    return save_pruned(
+        after,
+        wanted.directory,
+        form=wanted.form,
+        pad=wanted.pad,
+        force=wanted.force,
+        tokenizer=loaded.tokenizer,
+        processor=loaded.processor,
+    )
