@@ -1,12 +1,13 @@
 """Attention matrices as figures: one head with its tokens, and all heads of a layer.
 
-A map that comes pooled is drawn with a whole number of pixels a cell, and with positions in place of tokens.
+A map that comes pooled is that of a long text: it is drawn with a whole number of pixels a cell, with positions in
+place of tokens, and on a fourth-root scale, for weights become small when they spread over thousands of tokens.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,10 +15,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.results import MOST_CELLS, Analysis, AttentionMap, HeadRecord
-from headscope.views.figure_base import COLOR_MAP, add_title, place, place_bar, weight_scale
+from headscope.views.drawn import Drawn
+from headscope.views.figure_base import COLOR_MAP, add_title, place
 from headscope.views.figure_text import drawable, tick_labels, tick_step
-from headscope.views.heatmaps import DPI
-from headscope.views.pooling import pooled
 from headscope.views.text import shorten
 
 _HEAD_INCHES = 6.0
@@ -28,7 +28,7 @@ _POSITION_INCHES = 0.6
 
 
 def head_figure(analysis: Analysis, attention: AttentionMap, head: int, largest: bool = False) -> Figure:
-    """One head's weights, queries down and keys across, on a square-root scale from 0 to the largest that is drawn.
+    """One head's weights, queries down and keys across, on a scale of roots from 0 to the largest that is drawn.
 
     Args:
         largest: Draw each tile's largest weight instead of the mean, where the map is pooled.
@@ -46,55 +46,10 @@ def head_figure(analysis: Analysis, attention: AttentionMap, head: int, largest:
         _position_axes(axes, drawn, (width, height))
     else:
         _token_axes(axes, attention, int(height / _LABEL_INCHES), int(width / _LABEL_INCHES))
-    label = f"{drawn.kind} attention weight,\nsquare-root scale".lstrip() + drawn.note
-    bar_height = min(max(height, 1.2), 3.0)
-    place_bar(figure, weight_scale(_largest(drawn.weights)), width + 0.15, 0, bar_height, label)
-    add_title(figure, analysis, f"{drawable(attention.stack)} {record.name}: {_label(record)}")
+    bar_place = (width + 0.15, 0, min(max(height, 1.2), 3.0))
+    drawn.bar(figure, _largest(drawn.weights), "attention weight", bar_place)
+    add_title(figure, analysis, f"{drawable(attention.stack)} {record.name}: {_label(record)}{drawn.title}")
     return figure
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What a picture shows of a map.
-
-    Attributes:
-        weights: float32, (heads, query, key): weights, or tiles' means or largest weights.
-        kind: `mean` or `largest`; empty where nothing is pooled.
-        tile: Side of a tile, in tokens.
-        tokens: How many query and key tokens there are.
-        positions: The map came pooled, and has positions for labels.
-    """
-
-    weights: NDArray[np.float32]
-    kind: str
-    tile: int
-    tokens: tuple[int, int]
-    positions: bool
-
-    @staticmethod
-    def of(attention: AttentionMap, largest: bool, cells: int) -> Drawn:
-        """At most `cells` rows and columns.
-
-        Of a map that did not come pooled each tile shows its largest weight: a mean would wash out the diagonals, which
-        are one cell wide.
-        """
-        small = pooled(attention, cells)
-        tokens = small.tokens or (small.weights.shape[1], small.weights.shape[2])
-        if small.peak is not None and (largest or attention.peak is None):
-            return Drawn(small.peak, "largest", small.tile, tokens, attention.tile > 1)
-        return Drawn(small.weights, "mean" if small.tile > 1 else "", small.tile, tokens, attention.tile > 1)
-
-    @property
-    def note(self) -> str:
-        """For the colour bar: what a cell is, where it is a tile."""
-        return f",\n{self.kind} of {self.tile} × {self.tile} tokens" if self.kind else ""
-
-    def inches(self, usual: float) -> float:
-        """The longer side: `usual`, or near it with a whole number of pixels a cell."""
-        if not self.positions:
-            return usual
-        cells = max(self.tokens) / self.tile
-        return max(1, round(usual * DPI / cells)) * cells / DPI
 
 
 def _only(attention: AttentionMap, head: int) -> AttentionMap:
@@ -127,8 +82,9 @@ def _draw(axes: Axes, drawn: Drawn, index: int) -> None:
     weights = drawn.weights[index]
     # Tiles at the far edges may reach past the last token; the limits below cut them there.
     extent = (-0.5, weights.shape[1] * drawn.tile - 0.5, weights.shape[0] * drawn.tile - 0.5, -0.5)
-    scale = weight_scale(_largest(weights))
-    axes.imshow(weights, cmap=COLOR_MAP, norm=scale, extent=extent, aspect="auto", interpolation="nearest")
+    scale = drawn.scale(_largest(weights))
+    # Above the frame, half of whose line lies within: a sink's column may be two pixels wide.
+    axes.imshow(weights, cmap=COLOR_MAP, norm=scale, extent=extent, aspect="auto", interpolation="nearest", zorder=3)
     axes.set_xlim(-0.5, drawn.tokens[1] - 0.5)
     axes.set_ylim(drawn.tokens[0] - 0.5, -0.5)
 
@@ -152,7 +108,7 @@ def _position_axes(axes: Axes, drawn: Drawn, inches: tuple[float, float]) -> Non
 
 
 def layer_figure(analysis: Analysis, attention: AttentionMap, largest: bool = False) -> Figure:
-    """All heads of a layer, each on a square-root scale from 0 to the largest that is drawn, which its title gives.
+    """All heads of a layer, each on a scale of roots from 0 to the largest that is drawn, which its title gives.
 
     Args:
         largest: Draw each tile's largest weight instead of the mean, where the map is pooled.
@@ -172,9 +128,9 @@ def layer_figure(analysis: Analysis, attention: AttentionMap, largest: bool = Fa
         _panel_title(axes, analysis, attention, drawn, index)
         _panel_axes(axes, attention, drawn, (width, height), left=column == 0, below=index + columns >= count)
     top = "mean" if drawn.kind == "mean" else "weight"
-    label = f"share of each head's\nlargest {top},\nsquare-root scale" + drawn.note
-    place_bar(figure, weight_scale(1.0), columns * across + 0.05, 0.3, max(min(rows * down - 0.4, 3.0), 1.2), label)
-    add_title(figure, analysis, f"{drawable(attention.stack)} layer {attention.layer}")
+    bar_place = (columns * across + 0.05, 0.3, max(min(rows * down - 0.4, 3.0), 1.2))
+    drawn.bar(figure, 1.0, f"share of each head's\nlargest {top}", bar_place)
+    add_title(figure, analysis, f"{drawable(attention.stack)} layer {attention.layer}{drawn.title}")
     return figure
 
 

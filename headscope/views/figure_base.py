@@ -6,6 +6,7 @@ them. That draws each figure once instead of three times.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,12 +34,12 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def weight_scale(largest: float) -> Normalize:
-    """Colours of weights from 0 to `largest` by their square root.
+def weight_scale(largest: float, root: int = 2) -> Normalize:
+    """Colours of weights from 0 to `largest` by their square root, or another one.
 
     On a linear scale one sink near 1 leaves everything else in the dark.
     """
-    return PowerNorm(0.5, vmin=0.0, vmax=largest if largest > 0 else 1.0)
+    return PowerNorm(1 / root, vmin=0.0, vmax=largest if largest > 0 else 1.0)
 
 
 def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
@@ -46,6 +47,13 @@ def place(figure: Figure, left: float, top: float, width: float, height: float) 
     whole_width, whole_height = figure.get_size_inches()
     bottom = whole_height - top - height
     return figure.add_axes((left / whole_width, bottom / whole_height, width / whole_width, height / whole_height))
+
+
+def decades(largest: float) -> list[float]:
+    """Ticks for a scale of high roots: 0, some powers of ten, and `largest` itself."""
+    top = largest if largest > 0 else 1.0
+    first = math.floor(math.log10(top / 2))
+    return [0.0, *(10.0**power for power in range(first - 3, first + 1)), top]
 
 
 def place_bar(figure: Figure, scale: Normalize, left: float, top: float, height: float, label: str) -> Colorbar:

@@ -1,0 +1,72 @@
+"""What a picture shows of an attention map: the weights themselves, or means or largest weights of tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from headscope.results import AttentionMap
+from headscope.views.figure_base import decades, place_bar, weight_scale
+from headscope.views.heatmaps import DPI
+from headscope.views.pooling import pooled
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a picture shows of a map.
+
+    Attributes:
+        weights: float32, (heads, query, key): weights, or tiles' means or largest weights.
+        kind: `mean` or `largest`; empty where nothing is pooled.
+        tile: Side of a tile, in tokens.
+        tokens: How many query and key tokens there are.
+        positions: The map came pooled, and has positions for labels.
+    """
+
+    weights: NDArray[np.float32]
+    kind: str
+    tile: int
+    tokens: tuple[int, int]
+    positions: bool
+
+    @staticmethod
+    def of(attention: AttentionMap, largest: bool, cells: int) -> Drawn:
+        """At most `cells` rows and columns.
+
+        Of a map that did not come pooled each tile shows its largest weight: a mean would wash out the diagonals, which
+        are one cell wide.
+        """
+        small = pooled(attention, cells)
+        tokens = small.tokens or (small.weights.shape[1], small.weights.shape[2])
+        if small.peak is not None and (largest or attention.peak is None):
+            return Drawn(small.peak, "largest", small.tile, tokens, attention.tile > 1)
+        return Drawn(small.weights, "mean" if small.tile > 1 else "", small.tile, tokens, attention.tile > 1)
+
+    @property
+    def title(self) -> str:
+        """For the title of a pooled map, of which there are two pictures."""
+        return f" – {self.kind} of {self.tile} × {self.tile} tokens" if self.positions else ""
+
+    def scale(self, largest: float) -> Normalize:
+        """Colours of weights from 0 to `largest`."""
+        return weight_scale(largest, 4 if self.positions else 2)
+
+    def bar(self, figure: Figure, largest: float, label: str, place: tuple[float, float, float]) -> None:
+        """A colour bar at (left, top, height) in inches, with a note on what a cell is where it is a tile."""
+        note = f",\n{self.kind} of {self.tile} × {self.tile} tokens" if self.kind else ""
+        name = "fourth-root scale" if self.positions else "square-root scale"
+        bar = place_bar(figure, self.scale(largest), *place, f"{label}{note},\n{name}")
+        if self.positions:
+            ticks = decades(largest)
+            bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+
+    def inches(self, usual: float) -> float:
+        """The longer side: `usual`, or near it with a whole number of pixels a cell."""
+        if not self.positions:
+            return usual
+        cells = max(self.tokens) / self.tile
+        return max(1, round(usual * DPI / cells)) * cells / DPI
