@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from headscope.proof.verify import verify as verify
     from headscope.pruning.command import prune as prune
     from headscope.pruning.compat import find_pruneable_heads_and_indices as find_pruneable_heads_and_indices
+    from headscope.pruning.convert import convert as convert
     from headscope.pruning.prune import prune_heads as prune_heads
+    from headscope.pruning.save import save_pruned as save_pruned
 
 __version__ = "0.1.0"
 
@@ -31,6 +33,7 @@ _HOME = {
     "MultiHeadAttentionTorch": "headscope.attention.torch_mha",
     "analyze": "headscope.heads.analysis",
     "analyze_head_patterns": "headscope.heads.lesson",
+    "convert": "headscope.pruning.convert",
     "efficient_mha": "headscope.attention.torch_attention",
     "explain_head": "headscope.proof.explain",
     "extract_attention_patterns": "headscope.heads.lesson",
@@ -39,6 +42,7 @@ _HOME = {
     "prune": "headscope.pruning.command",
     "prune_heads": "headscope.pruning.prune",
     "read_reference": "headscope.proof.reference",
+    "save_pruned": "headscope.pruning.save",
     "verify": "headscope.proof.verify",
 }
 
@@ -49,6 +53,7 @@ __all__ = [
     "__version__",
     "analyze",
     "analyze_head_patterns",
+    "convert",
     "efficient_mha",
     "explain_head",
     "extract_attention_patterns",
@@ -57,6 +62,7 @@ __all__ = [
     "prune",
     "prune_heads",
     "read_reference",
+    "save_pruned",
     "verify",
 ]
 

@@ -12,6 +12,7 @@ import typer
 
 from headscope import __version__
 from headscope.cli.analyze import analyze
+from headscope.cli.convert import convert
 from headscope.cli.errors import report, reported
 from headscope.cli.prune import prune
 from headscope.cli.verify import verify
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(analyze)
 app.command()(verify)
 app.command()(prune)
+app.command()(convert)
 
 
 def _print_version(wanted: bool) -> None:

@@ -93,7 +93,7 @@ def _ready(model: PreTrainedModel, form: Form, pad: bool) -> tuple[PreTrainedMod
     if form == "uniform":
         uniform: Uniform = as_uniform(model, pad=pad)
         config = _config(uniform.model, form, uniform.config, uniform.extra)
-        return uniform.model, config, list(uniform.notes)
+        return uniform.weights, config, list(uniform.notes)
     return model, _config(model, form), []
 
 

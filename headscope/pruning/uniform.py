@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.errors import InputError, ModelError
-from headscope.models.checkpoint import first_line
 from headscope.models.projections import projections
 from headscope.models.pruned import HeadState
 from headscope.models.sites import Site, find_sites
@@ -31,7 +30,8 @@ class Uniform:
     """What is to be saved.
 
     Attributes:
-        model: With the weights as they are saved.
+        model: Padded where that was asked for.
+        weights: The model with parameters as they are saved; it need not run.
         config: With the new numbers of heads.
         extra: For the `headscope` entry of the config: the numbers of the original. Empty where there shall be no such
             entry, since heads are counted anew.
@@ -39,6 +39,7 @@ class Uniform:
     """
 
     model: PreTrainedModel
+    weights: PreTrainedModel
     config: PreTrainedConfig
     extra: dict[str, Any]
     notes: tuple[str, ...]
@@ -69,11 +70,12 @@ def as_uniform(model: PreTrainedModel, *, pad: bool = False) -> Uniform:
     _check_equal(states)
     config, before = _config(model, states)
     anew = any(shares_bias(site.module) for site in find_sites(model))
+    weights = model
     if anew:
-        model = _with_narrow_tables(model, states)
+        weights = _with_narrow_tables(model, states)
         notes.append("heads are counted anew: its table of biases has columns for those that are left only")
-    _check_builds(model, config)
-    return Uniform(model, config, {} if anew else {"config": before}, tuple(notes))
+    _check_builds(weights, config)
+    return Uniform(model, weights, config, {} if anew else {"config": before}, tuple(notes))
 
 
 def _states(model: PreTrainedModel) -> dict[str, HeadState]:
@@ -124,11 +126,16 @@ def _filled(state: HeadState, kv_heads: int, group: int) -> tuple[int, ...]:
 def _check_equal(states: Mapping[str, HeadState]) -> None:
     counts = {(len(s.kept), len(s.kept_kv)) for s in states.values()}
     if len(counts) > 1:
-        each = ", ".join(f"{name} {len(s.kept)}" for name, s in list(states.items())[:8])
+        each = ", ".join(f"{name} {_count(s)}" for name, s in list(states.items())[:8])
         raise InputError(
             f"uniform needs equally many heads in every layer, here are left: {each}{', …' if len(states) > 8 else ''}",
             f"Fill layers up with zeros (--pad). {ALTERNATIVES}",
         )
+
+
+def _count(state: HeadState) -> str:
+    own = f" ({len(state.kept_kv)} key-value)" if state.group > 1 else ""
+    return f"{len(state.kept)}{own}"
 
 
 # ------------------------------------------------------------------ the config
@@ -172,32 +179,52 @@ def _check_builds(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Build the model from the config, without values, and compare shapes."""
     name = type(model).__name__
     try:
-        config = type(config).from_dict(config.to_dict())
-        with torch.device("meta"):
-            built = type(model)(config)
+        built = _built(model, config)
     except Exception as error:  # a config's own checks, and code that divides what it should not
         raise InputError(
-            f"{name} cannot be uniform: it does not take these numbers of heads: {first_line(error)}",
+            f"{name} cannot be uniform: it does not take these numbers of heads: {last_line(error)}",
             f"{_other_counts(model)}{ALTERNATIVES}",
         ) from error
     wanted = {key: tuple(t.shape) for key, t in built.state_dict().items()}
     for key, tensor in model.state_dict().items():
         if wanted.get(key) != tuple(tensor.shape):
             raise InputError(
-                f"{name} cannot be uniform: built for so many heads, its {key} is {wanted.get(key)}, not "
-                f"{tuple(tensor.shape)}; it takes the width of a head from that of the model",
+                f"{name} cannot be uniform: it takes the width of a head from its own and the number of heads, so that "
+                f"its {key} would be {wanted.get(key)}, not {tuple(tensor.shape)}",
                 ALTERNATIVES,
             )
 
 
+def _built(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        return type(model)(type(config).from_dict(config.to_dict()))
+
+
+def last_line(error: Exception) -> str:
+    """What a config's check says; its first line is only the check's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
 def _other_counts(model: PreTrainedModel) -> str:
-    """What to do where a config wants its width to be a multiple of the heads."""
-    width = getattr(model.config, "hidden_size", None)
-    if not isinstance(width, int):
+    """Numbers of heads that the model's class does take, where it wants its width to be a multiple of them."""
+    width, states = getattr(model.config, "hidden_size", None), _states(model)
+    most = max(s.num_heads for s in states.values())
+    fits = [n for n in range(1, most) if isinstance(width, int) and width % n == 0 and _takes(model, states, n)]
+    if not fits:
         return ""
-    fits = [n for n in range(1, max(s.num_heads for s in _states(model).values()) + 1) if width % n == 0]
-    relabel = " Or save it as masked, or relabel a Llama as Mistral." if model.config.model_type == "llama" else ""
-    return f"It may take {write_heads(fits)} heads (another plan, or --pad).{relabel} "
+    relabel = ", or make it a Mistral, whose config does not mind" if model.config.model_type == "llama" else ""
+    return f"It takes {write_heads(fits)} heads: choose another plan, or fill layers up (--pad){relabel}. "
+
+
+def _takes(model: PreTrainedModel, states: Mapping[str, HeadState], count: int) -> bool:
+    """Whether the class can be built with so many heads, each as wide as before."""
+    first = {n: replace(s, removed=tuple(range(count, s.num_heads)), zeroed=()) for n, s in states.items()}
+    try:
+        built = _built(model, _config(model, first)[0])
+        return all(s.head_dim == states[n].head_dim for n, s in _states(built).items())
+    except Exception:  # as above: then it cannot
+        return False
 
 
 # ------------------------------------------------------------------ T5
