@@ -54,7 +54,10 @@ def has_cache(site: Site) -> bool:
 
 
 def _cache_bytes(site: Site, found: Projections) -> int:
-    """Keys and values of all key-value heads for one token: num_kv_heads × (head_dim + value_dim) numbers."""
+    """Keys and values of all key-value heads for one token: num_kv_heads × (head_dim + value_dim) numbers.
+
+    Code that repeats them for each query head before it caches them, as Falcon's, takes more.
+    """
     shape = found.shape
     return shape.num_kv_heads * (shape.head_dim + shape.value_dim) * found.key.weight.tensor.element_size()
 
