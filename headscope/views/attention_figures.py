@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from headscope.results import MOST_CELLS, Analysis, AttentionMap, HeadRecord
 from headscope.views.drawn import Drawn
@@ -47,7 +45,7 @@ def head_figure(analysis: Analysis, attention: AttentionMap, head: int, largest:
     else:
         _token_axes(axes, attention, int(height / _LABEL_INCHES), int(width / _LABEL_INCHES))
     bar_place = (width + 0.15, 0, min(max(height, 1.2), 3.0))
-    drawn.bar(figure, _largest(drawn.weights), "attention weight", bar_place)
+    drawn.bar(figure, drawn.largest(0), "attention weight", bar_place)
     add_title(figure, analysis, f"{drawable(attention.stack)} {record.name}: {_label(record)}{drawn.title}")
     return figure
 
@@ -73,16 +71,12 @@ def _label(record: HeadRecord) -> str:
     return drawable(record.pattern + rest)
 
 
-def _largest(weights: NDArray[np.float32]) -> float:
-    return float(np.fmax.reduce(weights, axis=None, initial=0.0))
-
-
 def _draw(axes: Axes, drawn: Drawn, index: int) -> None:
     """Draw one head's matrix, filling the panel; axes count tokens."""
     weights = drawn.weights[index]
     # Tiles at the far edges may reach past the last token; the limits below cut them there.
     extent = (-0.5, weights.shape[1] * drawn.tile - 0.5, weights.shape[0] * drawn.tile - 0.5, -0.5)
-    scale = drawn.scale(_largest(weights))
+    scale = drawn.scale(drawn.largest(index))
     # Above the frame, half of whose line lies within: a sink's column may be two pixels wide.
     axes.imshow(weights, cmap=COLOR_MAP, norm=scale, extent=extent, aspect="auto", interpolation="nearest", zorder=3)
     axes.set_xlim(-0.5, drawn.tokens[1] - 0.5)
@@ -143,7 +137,7 @@ def grid_columns(count: int) -> int:
 def _panel_title(axes: Axes, analysis: Analysis, attention: AttentionMap, drawn: Drawn, index: int) -> None:
     record = analysis.head(attention.layer, attention.heads[index], attention.stack)
     top = "largest mean" if drawn.kind == "mean" else "max"
-    title = f"H{record.head} {shorten(drawable(record.pattern), 16)}\n{top} {_largest(drawn.weights[index]):.2g}"
+    title = f"H{record.head} {shorten(drawable(record.pattern), 16)}\n{top} {drawn.largest(index):.2g}"
     axes.set_title(title, fontsize=6.5, pad=2, y=1.0, parse_math=False)
 
 

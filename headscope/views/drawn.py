@@ -51,6 +51,14 @@ class Drawn:
         """For the title of a pooled map, of which there are two pictures."""
         return f" – {self.kind} of {self.tile} × {self.tile} tokens" if self.positions else ""
 
+    def largest(self, index: int) -> float:
+        """The largest value of one head; of means, that of whole tiles: one of few tokens may be far above."""
+        weights = self.weights[index]
+        if self.kind == "mean":
+            rows, columns = (max(1, count // self.tile) for count in self.tokens)
+            weights = weights[:rows, :columns]
+        return float(np.fmax.reduce(weights, axis=None, initial=0.0))
+
     def scale(self, largest: float) -> Normalize:
         """Colours of weights from 0 to `largest`."""
         return weight_scale(largest, 4 if self.positions else 2)
@@ -62,7 +70,8 @@ class Drawn:
         bar = place_bar(figure, self.scale(largest), *place, f"{label}{note},\n{name}")
         if self.positions:
             ticks = decades(largest)
-            bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+            texts = [np.format_float_positional(t, precision=2, fractional=False, trim="-") for t in ticks]
+            bar.set_ticks(ticks, labels=texts)
 
     def inches(self, usual: float) -> float:
         """The longer side: `usual`, or near it with a whole number of pixels a cell."""

@@ -53,7 +53,7 @@ def decades(largest: float) -> list[float]:
     """Ticks for a scale of high roots: 0, some powers of ten, and `largest` itself."""
     top = largest if largest > 0 else 1.0
     first = math.floor(math.log10(top / 2))
-    return [0.0, *(10.0**power for power in range(first - 3, first + 1)), top]
+    return [0.0, *(10.0**power for power in range(first - 2, first + 1)), top]
 
 
 def place_bar(figure: Figure, scale: Normalize, left: float, top: float, height: float, label: str) -> Colorbar:
