@@ -23,6 +23,7 @@ from headscope.pruning.runtime import ConfigView, shares_bias
 from headscope.pruning.spec import write_heads
 
 ALTERNATIVES = "Save it as structural, remote-code or masked."
+_WIDTH = "its code takes the width of a head from its own and the number of heads, so that fewer would be wider"
 
 
 @dataclass(frozen=True)
@@ -181,16 +182,14 @@ def _check_builds(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     try:
         built = _built(model, config)
     except Exception as error:  # a config's own checks, and code that divides what it should not
-        raise InputError(
-            f"{name} cannot be uniform: it does not take these numbers of heads: {last_line(error)}",
-            f"{_other_counts(model)}{ALTERNATIVES}",
-        ) from error
+        fits = _other_counts(model)
+        why = f"it does not take these numbers of heads: {_last_line(error)}" if fits else _WIDTH
+        raise InputError(f"{name} cannot be uniform: {why}", f"{fits}{ALTERNATIVES}") from error
     wanted = {key: tuple(t.shape) for key, t in built.state_dict().items()}
     for key, tensor in model.state_dict().items():
         if wanted.get(key) != tuple(tensor.shape):
             raise InputError(
-                f"{name} cannot be uniform: it takes the width of a head from its own and the number of heads, so that "
-                f"its {key} would be {wanted.get(key)}, not {tuple(tensor.shape)}",
+                f"{name} cannot be uniform: {_WIDTH}: {key} would be {wanted.get(key)}, not {tuple(tensor.shape)}",
                 ALTERNATIVES,
             )
 
@@ -200,7 +199,7 @@ def _built(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
         return type(model)(type(config).from_dict(config.to_dict()))
 
 
-def last_line(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     """What a config's check says; its first line is only the check's name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
