@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto import modeling_auto
 
 GENERATING_CLASSES = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText)
 # Old names of other auto classes, and classes for training.
@@ -76,9 +77,10 @@ def concrete_class(auto: Any, config: PreTrainedConfig) -> type[PreTrainedModel]
 
 def auto_name(cls: type[PreTrainedModel], config: PreTrainedConfig) -> str | None:
     """The name of an auto class that gives `cls` for a config, `AutoModel` before all others; None if there is none."""
-    names = [n for n in dir(transformers) if n.startswith("AutoModel") and n not in _NOT_FOR_LOADING]
-    for name in sorted(names):
-        mapping = getattr(getattr(transformers, name), "_model_mapping", None)
+    for name, auto in sorted(vars(modeling_auto).items()):
+        if not name.startswith("AutoModel") or name in _NOT_FOR_LOADING:
+            continue
+        mapping = getattr(auto, "_model_mapping", None)
         found = None if mapping is None else mapping.get(type(config), None)
         if cls is found or (isinstance(found, list | tuple) and cls in found):
             return name
