@@ -206,10 +206,17 @@ def test_weights_without_matrices_are_an_error(
 
 def test_heatmaps_are_drawn(recorder: Recorder, tmp_path: Path) -> None:
     assert run(TEXT, "--heatmaps", str(tmp_path / "pictures")) == 0
-    assert recorder.arguments["maps"] is True
+    assert recorder.arguments["maps"] == "pooled"
     drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert {"self.L5.png", "map.png"} <= drawn
     assert {f"self.L5H{head}.png" for head in range(12)} <= drawn
+
+
+def test_weights_are_whole_beside_heatmaps(recorder: Recorder, tmp_path: Path) -> None:
+    assert run(TEXT, "--heatmaps", str(tmp_path / "pictures"), "--weights", str(tmp_path / "w.npz")) == 0
+    assert recorder.arguments["maps"] is True
+    assert run(TEXT) == 0
+    assert recorder.arguments["maps"] is False
 
 
 def test_the_seed_decides_what_is_drawn(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
