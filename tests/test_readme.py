@@ -26,7 +26,8 @@ def blocks(language: str) -> list[str]:
 
 INSTALL = [block for block in blocks("bash") if block.startswith("python3 -m venv .venv")]
 VERIFY = [block for block in blocks("bash") if block.startswith("headscope verify")]
-TOUR = [block for block in blocks("bash") if block not in INSTALL + VERIFY]
+PRUNE = [block for block in blocks("bash") if block.startswith("headscope prune")]
+TOUR = [block for block in blocks("bash") if block not in INSTALL + VERIFY + PRUNE]
 MAIN_JOB = INSTALL[0].splitlines()[-1].removeprefix(".venv/bin/")
 
 
@@ -78,7 +79,7 @@ def test_the_rules_example_is_one(rules: str, tmp_path: Path) -> None:
     assert [rule.label for rule in loaded.rules] == ["looks_back", "sharp"]
 
 
-@pytest.mark.parametrize(("command", "shown"), list(zip([MAIN_JOB, *VERIFY], blocks("text"), strict=True)))
+@pytest.mark.parametrize(("command", "shown"), list(zip([MAIN_JOB, *VERIFY, *PRUNE], blocks("text"), strict=True)))
 def test_the_output_shown_is_the_output(command: str, shown: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """Word for word; numbers and heads that differ most may differ by what another processor's rounding explains."""
     done = run(command, tmp_path, environment)
@@ -114,7 +115,7 @@ def test_links_to_files_lead_somewhere() -> None:
 
 def test_every_option_named_exists() -> None:
     commands = typer.main.get_command(app).commands.values()
-    known = {name for command in commands for parameter in command.params for name in parameter.opts}
+    known = {name for command in commands for p in command.params for name in p.opts + p.secondary_opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--help", "--no-deps"}
     assert "--heatmaps" in known
     assert named <= known
