@@ -37,7 +37,7 @@ def attend(
         key: (batch, num_kv_heads, key, head_dim); num_heads is a multiple of num_kv_heads.
         value: (batch, num_kv_heads, key, value_dim).
         visibility: What each row may look at. A row that sees nothing gets the mean of all values, as it does where
-            the most negative number is added to all of its scores.
+            the most negative number is added to all of its scores; with a learned sink, nothing.
         terms: Scaling and the like.
 
     Returns:
@@ -120,7 +120,7 @@ def _context(problem: Problem, sums: Tensor, first: Tensor, rest: Tensor, sink: 
     seeing = first + rest > 0
     sums.view(-1, length, width).baddbmm_(first.view(-1, length, 1), problem.value[:, :, :1].flatten(0, 1))
     sums.div_(torch.where(seeing, total, 1.0)[..., None])
-    if not bool(seeing.all()):
+    if sink is None and not bool(seeing.all()):
         sums = torch.where(seeing[..., None], sums, problem.value.mean(dim=2, keepdim=True))
     heads = sums.view(batch, kv_heads, -1, problem.groups, width).transpose(1, 2)
     return heads.reshape(batch, -1, kv_heads * problem.groups, width).contiguous()

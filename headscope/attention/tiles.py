@@ -17,6 +17,8 @@ from headscope.attention.visibility import Target, Visibility
 
 # A tile's rows, and the cells that it holds with all its heads: two tiles stay within a core's caches.
 TILE_ROWS, TILE_CELLS = 64, 1 << 18
+# Rows that are multiplied with their targets in one go.
+TARGET_ROWS = 1024
 
 # What stands for minus infinity: times zero it is still zero.
 HIDDEN = -1e30
@@ -180,15 +182,9 @@ class Problem:
 
     def scores_at(self, target: Target) -> Tensor:
         """Scores of each row on its target in units of log(2), (batch, kv_head, query * group); hidden where unseen."""
-        batch, kv_heads, _, width = self.query.shape
         rows = torch.arange(self.visibility.rows, device=self.query.device)
         positions = target.positions(rows)
-        if target.key is not None:
-            scores = self.query @ self.key[:, :, min(target.key, self.visibility.keys - 1), :, None]
-        else:
-            keys = self.key.index_select(2, positions.clamp(0, self.visibility.keys - 1))
-            scores = self.query.view(batch, kv_heads, -1, self.groups, width) @ keys[..., None]
-        grid = scores.view(batch, kv_heads, -1, self.groups)
+        grid = self._products_at(target)
         if self.terms.softcap is not None:
             cap = self.terms.softcap * LOG2E
             grid = (grid / cap).tanh() * cap
@@ -198,3 +194,19 @@ class Problem:
             grid = grid + self.spread(at, self.everything)[..., 0] * LOG2E
         seen = self.spread(self.visibility.at(positions)[..., None], self.everything)[..., 0]
         return grid.masked_fill(~seen, HIDDEN).flatten(2)
+
+    def _products_at(self, target: Target) -> Tensor:
+        """Query times key of each row and its target, (batch, kv_head, query, group); 0 where there is no such key."""
+        batch, kv_heads, _, width = self.query.shape
+        keys, rows = self.visibility.keys, self.visibility.rows
+        if target.key is not None:
+            products = self.query @ self.key[:, :, min(target.key, keys - 1), :, None]
+            return products.view(batch, kv_heads, rows, self.groups)
+        offset = target.offset or 0
+        query = self.query.view(batch, kv_heads, rows, self.groups, width)
+        result = query.new_zeros(batch, kv_heads, rows, self.groups)
+        for start in range(max(0, -offset), min(rows, keys - offset), TARGET_ROWS):
+            stop = min(start + TARGET_ROWS, rows, keys - offset)
+            shifted = self.key[:, :, start + offset : stop + offset, None]
+            torch.sum(query[:, :, start:stop] * shifted, dim=-1, out=result[:, :, start:stop])
+        return result

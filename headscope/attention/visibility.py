@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # Cells of a boolean matrix that are looked at in one go: bounds the memory of counting.
-CELLS = 1 << 24
+CELLS = 1 << 22
 
 _Any = TypeVar("_Any")
 

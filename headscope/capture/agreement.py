@@ -30,6 +30,8 @@ _TOKENS = 48
 # layers. Eager attention rounds its weights to half precision where the model is in it, and ours does not.
 _TOLERANCE = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
+CONTEXT = "the context"
+
 _TARGETS = (Target(key=0), Target(offset=0), Target(offset=-1))
 
 _agreed: dict[tuple[object, ...], Mode] = {}
@@ -100,7 +102,7 @@ def _difference(
             return f"{where[0]} computes no attention"
         for name, theirs in numbers.items():
             ours = found[where].get(name)
-            off = _largest(ours, theirs)
+            off = _largest(ours, theirs) / (float(theirs.abs().max()) or 1.0 if name == CONTEXT else 1.0)
             if not off <= tolerance:
                 return f"{where[0]} differs by {off:.1e} in {name}"
     return None
@@ -145,12 +147,12 @@ def _keep(calls: Calls, call: Call | StreamedCall, lengths: Mapping[str, Tensor]
     shown = call if isinstance(call, StreamedCall) else call.arguments
     context = None if shown is None else shown.context
     if context is not None and context.ndim == 4:
-        context = context.float()
-        numbers["the context"] = context.abs().amax(dim=-1).transpose(1, 2) / context.abs().max().clamp(min=1e-30)
+        numbers[CONTEXT] = context.float().transpose(1, 2)
     known = lengths.get(call.site.query_axis)
     if known is not None and len(known) == weights.shape[0]:
-        counts = torch.arange(weights.shape[2], device=weights.device) < known.to(weights.device)[:, None]
-        numbers = {name: n.masked_fill(~counts[:, None], 0) for name, n in numbers.items()}
+        padding = torch.arange(weights.shape[2], device=weights.device) >= known.to(weights.device)[:, None]
+        for name, values in numbers.items():
+            numbers[name] = values.masked_fill(padding.view(len(known), 1, -1, *[1] * (values.ndim - 3)), 0)
     calls[call.site.path, call.number] = numbers
 
 

@@ -154,7 +154,8 @@ class _Streaming:
         mask = given.get("attention_mask")
         if not self.eager:
             mask = additive_mask(module, given)
-        result = self.function(module, **{**given, "attention_mask": mask})
+        options = {name: value for name, value in given.items() if name not in FUNCTION_ARGUMENTS}
+        result = self.function(module, given["query"], given["key"], given["value"], mask, **options)
         if watched and isinstance(result[1], Tensor):
             weights, arguments = result[1], arguments_of(given, result[0])
             masks = (mask,) if isinstance(mask, Tensor) else ()
