@@ -61,10 +61,14 @@ def positional(weights, name, rows=None):
 def metrics(weights, visible, special, *, cross=False):
     """All metrics of one head by name; positions mean nothing across two sequences."""
     weights = np.asarray(weights, np.float64)
-    found = {name: None if cross and name != "sink" else positional(weights, name) for name in POSITIONAL}
-    if not np.any(np.triu(visible, 1)):
-        found["next_token"] = None
+    rows = {"next_token": _sees_next(visible)}
+    found = {n: None if cross and n != "sink" else positional(weights, n, rows.get(n)) for n in POSITIONAL}
     return found | _spread(weights, visible, special, np.arange(weights.shape[1]), cross)
+
+
+def _sees_next(visible):
+    """Rows that may look at the token after them."""
+    return {row for row, column in _targets("next_token", *visible.shape) if visible[row, column]}
 
 
 def _spread(weights, visible, special, columns, cross):
@@ -101,10 +105,9 @@ def rest(weights, visible, special):
 def _rest_values(matrix, visible, special, kept):
     values = {}
     for name in ("prev_token", "self_attend", "next_token"):
-        pairs = [(row, column) for row, column in _targets(name, *matrix.shape) if column >= 1 and row in kept]
+        rows = _sees_next(visible).intersection(kept) if name == "next_token" else set(kept)
+        pairs = [(row, column) for row, column in _targets(name, *matrix.shape) if column >= 1 and row in rows]
         values[name] = _mean([matrix[row, column] for row, column in pairs])
-    if not np.any(np.triu(visible, 1)):
-        values["next_token"] = None
     columns = np.arange(1, matrix.shape[1])
     entropy, count = _row_entropy(matrix[:, 1:])[kept], visible[kept, 1:].sum(axis=1)
     distance = (matrix[:, 1:] * abs(np.arange(len(matrix))[:, None] - columns)).sum(axis=1)[kept]
