@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from headscope.capture.blocks import RowBlock, Rows
 from headscope.errors import InputError
@@ -66,10 +65,13 @@ class Tiles:
         if self.peak is None:
             self.sums[:, first : first + weights.shape[1]] = weights
             return
-        shape = (*weights.shape[:2], self.sums.shape[2], self.tile)
-        edge = (0, shape[2] * self.tile - self.keys)
-        sums = pad(weights, edge).view(shape).sum(dim=-1)
-        peak = pad(weights, edge, value=-torch.inf).view(shape).amax(dim=-1)
+        columns = self.keys // self.tile
+        whole = weights[..., : columns * self.tile].view(*weights.shape[:2], columns, self.tile)
+        sums, peak = whole.sum(dim=-1), whole.amax(dim=-1)
+        if self.keys % self.tile:
+            rest = weights[..., columns * self.tile :]
+            sums = torch.cat([sums, rest.sum(dim=-1, keepdim=True)], dim=-1)
+            peak = torch.cat([peak, rest.amax(dim=-1, keepdim=True)], dim=-1)
         start = 0
         while start < weights.shape[1]:
             row = (first + start) // self.tile
