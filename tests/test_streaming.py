@@ -92,7 +92,7 @@ def test_everything_equals_plain_attention(computation, sizes):
     query, key, value, visibility, terms, tolerance = computation
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ROWS", sizes[0])
-        patch.setattr(tiles, "TILE_CELLS", sizes[1])
+        patch.setattr(tiles, "tile_cells", lambda device: sizes[1])
         patch.setattr(tiles, "TARGET_ROWS", 7)
         context, found = attend(query, key, value, visibility, terms)
         expected, weights = plain(query, key, value, visibility, terms)

@@ -6,23 +6,40 @@ Scores are in units of log(2): their exponential is a power of two, the fastest 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headscope.attention.visibility import Target, Visibility
 
-# A tile's rows, and the cells that it holds with all its heads: two tiles stay within a core's caches.
-TILE_ROWS, TILE_CELLS = 64, 1 << 18
+# A tile's rows.
+TILE_ROWS = 64
 # Rows that are multiplied with their targets in one go.
 TARGET_ROWS = 1024
 
 # What stands for minus infinity: times zero it is still zero.
 HIDDEN = -1e30
 LOG2E = math.log2(math.e)
+
+
+def tile_cells(device: torch.device) -> int:
+    """Scores of a tile with all its heads: as many as the second caches hold, or a small part of a GPU's memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return min(max(free // 64, 1 << 20), 1 << 26)
+    cache = _capabilities().get("l2_cache_size") or 1 << 19
+    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 18), 1 << 22)
+
+
+@lru_cache(maxsize=1)
+def _capabilities() -> Mapping[str, Any]:
+    """What torch knows of the processor; releases before 2.12 know less."""
+    known = getattr(torch.cpu, "get_capabilities", None)
+    return {} if known is None else known()
 
 
 @dataclass(frozen=True)
@@ -97,9 +114,14 @@ class Problem:
         return Band(slice(0, batch), slice(0, kv_heads), slice(0, self.visibility.rows))
 
     @cached_property
+    def cells(self) -> int:
+        """Scores of a tile."""
+        return tile_cells(self.query.device)
+
+    @cached_property
     def width(self) -> int:
         """Keys of a tile."""
-        fit = TILE_CELLS // (TILE_ROWS * self.key.shape[1] * self.groups)
+        fit = self.cells // (TILE_ROWS * self.key.shape[1] * self.groups)
         return max(128, fit - fit % 64)
 
     def bands(self, start: int, stop: int) -> Iterator[tuple[Band, list[slice]]]:
@@ -122,8 +144,8 @@ class Problem:
         """Whole examples as far as a tile holds them, else some heads of one."""
         batch, kv_heads = self.key.shape[:2]
         cells = rows * self.groups * min(self.width, self.visibility.keys)
-        heads = max(1, min(kv_heads, TILE_CELLS // cells))
-        examples = max(1, TILE_CELLS // (cells * kv_heads)) if heads == kv_heads else 1
+        heads = max(1, min(kv_heads, self.cells // cells))
+        examples = max(1, self.cells // (cells * kv_heads)) if heads == kv_heads else 1
         for example in range(0, batch, examples):
             for head in range(0, kv_heads, heads):
                 yield slice(example, min(example + examples, batch)), slice(head, min(head + heads, kv_heads))
@@ -178,7 +200,7 @@ class Problem:
 
     def room(self) -> Tensor:
         """Memory for one tile."""
-        return self.query.new_empty(max(TILE_CELLS, TILE_ROWS * self.groups * self.width))
+        return self.query.new_empty(max(self.cells, TILE_ROWS * self.groups * self.width))
 
     def scores_at(self, target: Target) -> Tensor:
         """Scores of each row on its target in units of log(2), (batch, kv_head, query * group); hidden where unseen."""

@@ -128,7 +128,11 @@ class Visibility:
             hidden = torch.ones(shape, dtype=torch.bool, device=device).triu(start - first + 1)[None, None]
         if self.open is None:
             return hidden
-        if self.remember(("whole", start, stop, first, last), lambda: bool(self._tile(start, stop, first, last).all())):
+        # Asked of a GPU, this would wait for it.
+        ask = device.type == "cpu"
+        if ask and self.remember(
+            ("whole", start, stop, first, last), lambda: bool(self._tile(start, stop, first, last).all())
+        ):
             return hidden
         closed = ~self._tile(start, stop, first, last)
         return closed if hidden is None else hidden | closed
