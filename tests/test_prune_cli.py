@@ -109,14 +109,21 @@ def test_requests_are_read_as_the_contract_says(as_json, saved) -> None:
 
 def test_formats(run, saved) -> None:
     arguments = ("--model", saved("llama"), "--heads", "0:0-3;1:0", "--ragged", "mask", *QUICK)
-    code, out, _ = run(*arguments)
-    assert code == 0 and "of 8" in out and "equal to the original" in out and "KV cache" in out
+    code, out, err = run(*arguments)
+    assert (
+        code == 0
+        and "LlamaForCausalLM" not in err
+        and "of 8" in out
+        and "equal to the original" in out
+        and "KV cache" in out
+    )
     rows = list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv")[1])))
     assert [(r["layer"], r["gone"], r["zeroed"]) for r in rows] == [("0", "0 1 2 3", ""), ("1", "0", "0")]
     lines = run(*arguments, "--format", "jsonl")[1].splitlines()
     assert [json.loads(line)["left"] for line in lines] == [int(r["left"]) for r in rows]
     assert run(*arguments, "--format", "markdown")[1].startswith("# ")
     assert run(*arguments, "--format", "pdf")[0] == 2
+    assert "LlamaForCausalLM" in run(*arguments[:-1])[2]
 
 
 # ------------------------------------------------------------------ what is refused
@@ -211,6 +218,22 @@ def test_wrapped_projections_are_refused_before_anything_changes() -> None:
         headscope.prune(model, "0:0-3;1:0-3", latency=False)
     assert stop.value.exit_code == 3 and stop.value.hint
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_masked_plans_are_all_legal(as_json, saved) -> None:
+    """Neither uneven groups nor an emptied layer matter where shapes stay; nothing is said of them."""
+    arguments = ("--model", saved("llama"), "--heads", "0:0;1:all", "--save-as", "masked", *QUICK)
+    code, found, _ = as_json(*arguments)
+    assert code == 0 and found["heads"] == found["zeroed"] == {"self.0": [0], "self.1": list(range(8))}
+    assert found["warnings"] == ["no speed-up expected: shapes unchanged"] and found["equivalence"]["passed"]
+
+
+@pytest.mark.parametrize("name", ["vit", "clip"])
+def test_images_are_not_evaluated_on_texts(run, saved, tmp_path, name) -> None:
+    (tmp_path / "texts.txt").write_text("the cat\n")
+    stack = "vision." if name == "clip" else ""
+    code, out, err = run("--model", saved(name), "--heads", f"{stack}0:1", "--eval", tmp_path / "texts.txt", *QUICK)
+    assert code == 3 and not out and "--eval" in err and "--image" not in err
 
 
 # ------------------------------------------------------------------ what is written

@@ -141,8 +141,7 @@ def prune(
                 trust_remote_code=trust_remote_code,
                 seed=seed,
             )
-        for warning in result.warnings:
-            say("warning", warning)
+        _tell(result, quiet)
         _write(result, chosen)
         if not result.passed:
             raise typer.Exit(1)
@@ -152,6 +151,18 @@ def _chosen_format(format: str | None) -> str:
     from headscope.views.records import format_for
 
     return format_for(None, format)
+
+
+def _tell(result: PruneResult, quiet: bool) -> None:
+    """The header and the warnings, on standard error."""
+    if not quiet:
+        from rich.console import Console
+
+        from headscope.views.pruning import header_lines
+
+        Console(stderr=True).print(header_lines(result))
+    for warning in result.warnings:
+        say("warning", warning)
 
 
 def _write(result: PruneResult, chosen: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from headscope.errors import InputError, ModelError
 from headscope.models.loading import LoadedModel, load_model, wrap_model
-from headscope.models.pruned import HeadState, set_pruned_state
+from headscope.models.pruned import set_pruned_state
 from headscope.models.versions import versions
 from headscope.pruning.cost import cost_of, describe, layer_heads
 from headscope.pruning.directory import check_directory
@@ -22,7 +22,7 @@ from headscope.pruning.masking import mask_heads
 from headscope.pruning.plan import Heads, Plan, current_plan, make_plan
 from headscope.pruning.probes import probes
 from headscope.pruning.proof import prove
-from headscope.pruning.quality import measure_quality
+from headscope.pruning.quality import check_examples, measure_quality
 from headscope.pruning.report import Equivalence
 from headscope.pruning.restore import restore
 from headscope.pruning.result import Change, Conditions, Latency, PruneResult, Quality
@@ -149,6 +149,8 @@ def _loaded(
 # ------------------------------------------------------------------ the pruned copy
 def _pruned(loaded: LoadedModel, wanted: _Wanted) -> PruneResult:
     original = loaded.model
+    if wanted.examples is not None:
+        check_examples(loaded, wanted.examples)
     after, plan = _without_heads(original, wanted)
     shown, form_notes = _in_form(after, wanted)
     equivalence = prove(original, shown, plan.heads, batches=probes(original, wanted.seed))
@@ -177,7 +179,7 @@ def _without_heads(original: PreTrainedModel, wanted: _Wanted) -> tuple[PreTrain
     """A copy without the heads, and the plan by which it lost them."""
     if wanted.form == "masked":
         after = copy.deepcopy(original)
-        return after, _zero(after, make_plan(after, wanted.heads, allow_empty=True, ragged="mask"))
+        return after, _zero(after, make_plan(after, wanted.heads, zero_all=True))
     ways: dict[str, Any] = {"allow_empty": wanted.allow_empty, "ragged": wanted.ragged}
     prepare(original, make_plan(original, wanted.heads, **ways))  # what is refused is refused before copying
     after = copy.deepcopy(original)
@@ -196,20 +198,14 @@ def _in_form(after: PreTrainedModel, wanted: _Wanted) -> tuple[PreTrainedModel, 
 
 def _zero(model: PreTrainedModel, plan: Plan) -> Plan:
     """Zero all heads of a plan instead of removing them, and say so in modules and config."""
-    modules = tuple(replace(m, after=_zeroed(m.before, m.after)) for m in plan.modules)
     mask_heads(model, plan.heads)
-    for part in modules:
+    for part in plan.modules:
         set_pruned_state(part.sites[0].module, part.after)
     now = current_plan(model)
     write_plan(model, now)
     if now.zeroed != now.heads:  # some were removed before, and are to have their shapes again
         restore(model, now.heads)
-        now = current_plan(model)
-    return replace(now, modules=modules, notes=plan.notes)
-
-
-def _zeroed(before: HeadState, after: HeadState) -> HeadState:
-    return replace(before, zeroed=tuple(h for h in after.gone if h not in before.removed))
+    return plan
 
 
 # ------------------------------------------------------------------ measuring

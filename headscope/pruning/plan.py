@@ -61,7 +61,9 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def make_plan(model: PreTrainedModel, heads: Heads, *, allow_empty: bool = False, ragged: str = "refuse") -> Plan:
+def make_plan(
+    model: PreTrainedModel, heads: Heads, *, allow_empty: bool = False, ragged: str = "refuse", zero_all: bool = False
+) -> Plan:
     """Check which heads shall leave. The model is only read; weights need no values (the meta device).
 
     Args:
@@ -70,6 +72,7 @@ def make_plan(model: PreTrainedModel, heads: Heads, *, allow_empty: bool = False
         allow_empty: Where a layer loses all heads, keep one, zeroed, so that caches keep their length; refused else.
         ragged: `refuse` plans after which key-value heads have unequally many query heads, or `mask`: then what can
             leave does, and the rest is zeroed in place.
+        zero_all: Zero all heads in place; then every plan is legal.
 
     Raises:
         InputError: A layer or head does not exist, a layer is emptied, or groups become uneven.
@@ -83,7 +86,7 @@ def make_plan(model: PreTrainedModel, heads: Heads, *, allow_empty: bool = False
     for group in _by_module(sites):
         asked: set[int] = set().union(*(wanted.get(s, set()) for s in group))
         if asked:
-            modules.append(_module_plan(model, group, asked, allow_empty, ragged, notes))
+            modules.append(_module_plan(model, group, asked, _Ways(allow_empty, ragged, zero_all), notes))
     return _plan(sites, [m for m in modules if m.after != m.before], notes)
 
 
@@ -193,8 +196,17 @@ class _Valid:
 
 
 # ------------------------------------------------------------------ what can be done
+@dataclass(frozen=True)
+class _Ways:
+    """How heads may go, as `make_plan` is told."""
+
+    allow_empty: bool
+    ragged: str
+    zero_all: bool
+
+
 def _module_plan(
-    model: PreTrainedModel, sites: tuple[Site, ...], asked: set[int], allow_empty: bool, ragged: str, notes: list[str]
+    model: PreTrainedModel, sites: tuple[Site, ...], asked: set[int], ways: _Ways, notes: list[str]
 ) -> ModulePlan:
     site = sites[0]
     found = projections(site, model=model)
@@ -206,7 +218,7 @@ def _module_plan(
     if len(sites) > 1:
         notes.append(f"{name} share one module: head {write_heads(sorted(asked))} leaves all of them")
     gone = asked | set(before.gone)
-    zeroed = _staying(site, found, before, gone, allow_empty, ragged, notes) if asked - again else before.zeroed
+    zeroed = _staying(site, found, before, gone, ways, notes) if asked - again else before.zeroed
     removed = tuple(sorted(gone - set(zeroed)))
     return ModulePlan(sites, found, before, replace(before, removed=removed, zeroed=zeroed))
 
@@ -216,14 +228,15 @@ def _staying(
     found: Projections,
     before: HeadState,
     gone: set[int],
-    allow_empty: bool,
-    ragged: str,
+    ways: _Ways,
     notes: list[str],
 ) -> tuple[int, ...]:
     """The heads that shall give nothing but have to stay in the weights, zeroed."""
+    if ways.zero_all:
+        return tuple(sorted(gone - set(before.removed)))
     groups = _groups(site, found, before)
     if len(gone) == before.num_heads:
-        if not allow_empty:
+        if not ways.allow_empty:
             raise InputError(
                 f"{_name(site)} would lose all of its {before.num_heads} heads",
                 f"Keep one of 0-{before.num_heads - 1}, or allow empty layers (--allow-empty): one head then stays, "
@@ -234,7 +247,7 @@ def _staying(
         return stay
     if groups.legal(gone):
         return ()
-    if ragged == "refuse":
+    if ways.ragged == "refuse":
         raise _uneven(site, groups, gone)
     stay = groups.fillers(gone, before.kept)
     notes.append(

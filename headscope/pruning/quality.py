@@ -19,6 +19,7 @@ from headscope.models.batches import Batch, TokenAxis, mask_of
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
+from headscope.models.signature import AUDIO_INPUTS, IMAGE_INPUTS, takes, takes_any
 from headscope.pruning.examples import Examples, Label
 from headscope.pruning.result import Quality
 
@@ -65,6 +66,7 @@ def measure_quality(
         InputError: A classifier's examples have no labels, or others than the model's.
         ModelError: The model has no tokenizer, or cannot be measured on texts.
     """
+    check_examples(loaded, examples)
     kind = kind_of(loaded.model)
     labels = _labels(loaded.model, examples) if kind == "classifier" else None
     decoder = examples.texts if getattr(loaded.model.config, "is_encoder_decoder", False) else None
@@ -79,6 +81,22 @@ def measure_quality(
         else:
             found = _cosine(loaded.model, after, prepared)
     return found, prepared.warnings
+
+
+def check_examples(loaded: LoadedModel, examples: Examples) -> None:
+    """Refuse examples that the model cannot be measured on, without running it.
+
+    Raises:
+        InputError, ModelError: As `measure_quality`.
+    """
+    model = loaded.model
+    if not takes(model, "input_ids") or takes_any(model, (*IMAGE_INPUTS, *AUDIO_INPUTS)):
+        raise ModelError(f"{loaded.name} does not read text alone, so --eval cannot measure it", "leave --eval out")
+    kind = kind_of(model)
+    if kind == "classifier":
+        _labels(model, examples)
+    if kind == "masked" and getattr(loaded.tokenizer, "mask_token_id", None) is None:
+        raise ModelError(f"{loaded.name} has no mask token, so its loss cannot be measured", _HINT)
 
 
 def kind_of(model: PreTrainedModel) -> str:
@@ -119,9 +137,7 @@ def _next_tokens(model: PreTrainedModel, batch: Batch) -> _Sum:
 
 
 def _masked_loss(loaded: LoadedModel, after: PreTrainedModel, prepared: Prepared, seed: int) -> Quality:
-    mask = getattr(loaded.tokenizer, "mask_token_id", None)
-    if mask is None:
-        raise ModelError(f"{loaded.name} has no mask token, so its loss cannot be measured", _HINT)
+    mask: Any = getattr(loaded.tokenizer, "mask_token_id", None)
     first, second = (
         _added(part for batch in prepared.batches for part in _masked_tokens(model, batch, int(mask), seed))
         for model in (loaded.model, after)

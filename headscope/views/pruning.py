@@ -14,7 +14,7 @@ from rich.text import Text
 from headscope.errors import InputError
 from headscope.pruning.result import Change, PruneResult, Quality
 from headscope.pruning.spec import write_heads
-from headscope.views.columns import Column, ColumnBlocks, Lines
+from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
 from headscope.views.text import csv_field, markdown_text, visible
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -35,6 +35,13 @@ def pruning_table(result: PruneResult) -> RenderableType:
         if line:
             parts += [Text(), Lines([Text(visible(t), "dim" if i else "") for i, t in enumerate(line)])]
     return Group(*parts)
+
+
+def header_lines(result: PruneResult) -> RenderableType:
+    """The model that was pruned, and how it is saved."""
+    model = result.model
+    kind = f"{model.class_name} ({model.type}), {model.dtype} on {model.device}"
+    return Facts([(n, visible(v)) for n, v in (("model", model.name), ("class", kind), ("form", result.form))])
 
 
 def _columns(rows: Rows) -> ColumnBlocks:
