@@ -76,7 +76,7 @@ def kept(weights, lengths, cuts, row, chosen, most):
         )
         for side, name in enumerate(("decoder", "text"))
     }
-    site = SimpleNamespace(stack="cross", layer=3, query_axis="decoder", key_axis="text")
+    site = SimpleNamespace(module=None, stack="cross", layer=3, query_axis="decoder", key_axis="text")
     keep = Keep(SimpleNamespace(axes=axes), row, parse_selection("head", chosen), False, False, most)
     padded = torch.tensor(weights)
     for text, (queries, keys) in enumerate(lengths):
@@ -110,7 +110,7 @@ def test_tiles_are_the_smallest_that_fit(queries: int, keys: int, most: int) -> 
 
 
 def test_a_layer_without_the_selected_heads_is_left_out() -> None:
-    site = SimpleNamespace(stack="self", layer=0, query_axis="a", key_axis="a")
+    site = SimpleNamespace(module=None, stack="self", layer=0, query_axis="a", key_axis="a")
     keep = Keep(SimpleNamespace(axes={}), 0, parse_selection("head", 5), False, False, None)
     facts = (torch.ones(1), Visibility(3, 3), torch.zeros(1), torch.ones(1), False, 0)
     keep.rows(site, RowBlock(0, *facts, weights=torch.ones(1, 4, 3, 3)))

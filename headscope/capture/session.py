@@ -29,6 +29,7 @@ from headscope.capture.feed import (
 )
 from headscope.capture.layerwise import Call, run
 from headscope.capture.streaming import StreamedCall
+from headscope.models.pruned import head_numbers, pruned_state
 from headscope.models.signature import IMAGE_INPUTS
 from headscope.models.sites import Site
 
@@ -46,6 +47,16 @@ class SiteFacts:
     num_heads: int
     num_kv_heads: int
     head_dim: int | None
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The heads' numbers in the original model, in the order of the weights; gaps where heads were removed."""
+        return head_numbers(self.site.module, self.num_heads)
+
+    def kv_head(self, head: int) -> int:
+        """The original number of the key/value head that a head uses."""
+        state = pruned_state(self.site.module)
+        return head * self.num_kv_heads // self.num_heads if state is None else head // state.group
 
 
 @dataclass

@@ -234,7 +234,7 @@ def _check_heads(loaded: LoadedModel, facts: Mapping[Layer, SiteFacts], wanted: 
             f"{', '.join(stacks)}: no attention was computed on this input",
             "Give the input that this part of the model reads.",
         )
-    heads.check([range(f.num_heads) for f in ran], f"the selected layers of {loaded.name}")
+    heads.check([f.heads for f in ran], f"the selected layers of {loaded.name}")
 
 
 def _check_readable(wanted: set[Layer], capture: Capture) -> None:
@@ -272,7 +272,7 @@ def _result(
         record
         for key, facts in measured.facts.items()
         if key in measured.values
-        for record in head_records(facts, measured.values[key], rules, names, heads.within(range(facts.num_heads)))
+        for record in head_records(facts, measured.values[key], rules, names, heads.within(facts.heads))
     )
     return Analysis(
         model=model_info(loaded, measured.facts),

@@ -30,27 +30,28 @@ def head_records(
     Args:
         values: Per-text values, float64 (text, head), by metric name; what is missing was not measurable.
         names: The metrics to show; the rules' own are shown as well.
-        heads: Head numbers.
+        heads: Head numbers, those of the original model.
     """
     shown = tuple(dict.fromkeys((*names, *rules.metrics)))
     without_sink = rules.without_sink()
     records = []
     for head in heads:
-        means, chances = means_of(values, head), {n: _mean(v.chance[:, head]) for n, v in values.items()}
+        place = facts.heads.index(head)
+        means, chances = means_of(values, place), {n: _mean(v.chance[:, place]) for n, v in values.items()}
         pattern, runner_up = rules.label(means)
         records.append(
             HeadRecord(
                 stack=facts.site.stack,
                 layer=facts.site.layer,
                 head=head,
-                kv_head=head * facts.num_kv_heads // facts.num_heads,
+                kv_head=facts.kv_head(head),
                 pattern=pattern,
                 runner_up=runner_up,
                 metrics={name: means.get(name) for name in shown},
                 chance={name: chances.get(name) for name in shown},
                 at_chance=tuple(n for n in shown if at_chance(n, means.get(n), chances.get(n))),
                 rest_pattern=_rest_pattern(pattern, without_sink, means),
-                spread=_spreads({n: values[n].value[:, head] for n in shown if n in values}),
+                spread=_spreads({n: values[n].value[:, place] for n in shown if n in values}),
             )
         )
     return records

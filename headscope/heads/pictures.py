@@ -16,6 +16,7 @@ from headscope.heads.selection import Selection
 from headscope.heads.statistics import Layer
 from headscope.heads.tokens import token_labels
 from headscope.models.inputs import Batch
+from headscope.models.pruned import head_numbers
 from headscope.models.sites import Site
 from headscope.results import AttentionMap, tile_labels
 
@@ -94,9 +95,15 @@ class Tiles:
 
 @dataclass
 class _Layer:
-    """One layer's selected heads, labels of its rows and columns, and what is known of their weights."""
+    """One layer's selected heads, labels of its rows and columns, and what is known of their weights.
+
+    Attributes:
+        heads: Their original numbers.
+        places: Where they lie among the layer's heads.
+    """
 
     heads: tuple[int, ...]
+    places: tuple[int, ...]
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     tiles: Tiles
@@ -105,8 +112,8 @@ class _Layer:
         """Add the rows from `first` on, (all heads, rows, keys), without padding. Whether these are the last."""
         left = self.tiles.queries - first
         part = weights[:, :left, : self.tiles.keys]
-        if len(self.heads) < len(part):
-            part = torch.stack([part[head] for head in self.heads])
+        if len(self.places) < len(part):
+            part = torch.stack([part[place] for place in self.places])
         self.tiles.add(first, part)
         return weights.shape[1] >= left
 
@@ -170,14 +177,15 @@ class Keep:
         return tuple(self._done.values())
 
     def _empty(self, site: Site, block: RowBlock) -> _Layer:
-        heads = self.heads.within(range(block.weights.shape[1]))
+        numbers = head_numbers(site.module, block.weights.shape[1])
+        heads = self.heads.within(numbers)
         queries, keys = (
             self._labels_of(name, size)
             for name, size in ((site.query_axis, block.view.rows), (site.key_axis, block.view.keys))
         )
         tile = 1 if self.most is None else tile_of(len(queries), len(keys), self.most)
         tiles = Tiles.empty(len(heads), len(queries), len(keys), tile, block.weights.device)
-        return _Layer(heads, queries, keys, tiles)
+        return _Layer(heads, tuple(numbers.index(h) for h in heads), queries, keys, tiles)
 
     def _labels_of(self, name: str, size: int) -> tuple[str, ...]:
         """One label a token of the text, made once for all layers."""

@@ -64,6 +64,12 @@ def pruned_state(module: nn.Module) -> HeadState | None:
     return found if isinstance(found, HeadState) else None
 
 
+def head_numbers(module: nn.Module, count: int) -> tuple[int, ...]:
+    """The original numbers of a module's `count` heads, in the order of its weights."""
+    state = pruned_state(module)
+    return tuple(range(count)) if state is None or len(state.kept) != count else state.kept
+
+
 def set_pruned_state(module: nn.Module, state: HeadState) -> None:
     """Write down what was removed. The state travels with the module when it is copied or pickled."""
     setattr(module, _ATTRIBUTE, state)
