@@ -31,7 +31,7 @@ import torch
 from fast import TYPES
 from judgement import Verdict, examine
 from report import CRASHED, NOT_RUN, Row, lines, passes, write_tsv
-from subjects import load_library, modality_of, subject_of
+from subjects import load_library, modality_of, subject_of, tame
 
 # At least as many types have to be equal: over all, and of the fast ones.
 MINIMUM, FAST_MINIMUM = 630, 60
@@ -42,7 +42,7 @@ def look_at(folder: Path, model_type: str) -> Row:
     start, modality = time.perf_counter(), "not known"
     try:
         library = load_library(folder)
-        model = library.tiny_model(model_type)
+        model = tame(library.tiny_model(model_type))
         subject = subject_of(model, library.dummy_inputs(model_type, model))
     except Exception as error:  # what has no tiny model, or no input that fits it, cannot be judged
         verdict = Verdict(NOT_RUN, _one_line(error))

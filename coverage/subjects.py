@@ -27,6 +27,9 @@ _SPECIAL = 5
 # Arguments that say how many images or sounds share one long sequence: that sequence is one example.
 _PACKED = ("grid", "cu_seqlens", "feature_lens")
 
+# No initial weight is as large.
+_HUGE = 1e3
+
 # Types whose decoder's mask is not one of its own text, with what it is.
 _DECODER_MASKS = {"diffusion_gemma": "the mask covers the encoder's tokens, too"}
 
@@ -80,6 +83,15 @@ def load_library(folder: Path) -> ModuleType:
     if str(folder.resolve()) not in sys.path:
         sys.path.insert(0, str(folder.resolve()))
     return importlib.import_module("tiny_models")
+
+
+def tame(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without NaN or huge weights: some classes leave a weight as the memory happened to be."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not bool((parameter.abs() < _HUGE).all()):
+                parameter.copy_(parameter.nan_to_num(0, 0, 0).clamp(-1, 1))
+    return model
 
 
 def subject_of(model: PreTrainedModel, inputs: dict[str, Any]) -> Subject:

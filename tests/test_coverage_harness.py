@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import independent
 import judgement
@@ -19,7 +20,7 @@ from headscope.heads.statistics import HeadStatistics
 from independent import Returned
 from judgement import NONE, REFUSED, RETURNED, SCORES, WRONG, Verdict, examine
 from report import CRASHED, NOT_RUN, Row, lines, passes, reason_group, write_tsv
-from subjects import Subject, subject_of
+from subjects import Subject, subject_of, tame
 
 
 def subject(name: str) -> Subject:
@@ -41,6 +42,15 @@ def test_scores_serve_where_the_model_returns_nothing_or_something_else(name, re
     monkeypatch.setattr(independent, "_returned", lambda output: iter(returned))
     verdict = examine(subject(name))
     assert verdict.outcome == SCORES and verdict.layers[1] == 0 and verdict.heads > 0
+
+
+def test_weights_that_nobody_set_are_no_reason_to_refuse():
+    model = build_family("bert")
+    with torch.no_grad():
+        model.encoder.layer[1].intermediate.dense.weight[:2] = torch.tensor([[torch.nan], [1e30]])
+    inputs = example_inputs(FAMILIES["bert"])
+    assert examine(subject_of(model, inputs)).outcome == REFUSED
+    assert examine(subject_of(tame(model), inputs)).outcome == RETURNED
 
 
 def test_a_model_without_attention_is_told_apart():
