@@ -8,5 +8,9 @@ Where to read on, in the order in which things happen:
   is per head besides the projections, ``runtime`` what a forward pass is told from outside.
 - ``surgery``: the edits carried out. ``prune``: the public function.
 - ``masking``: the same heads zeroed. ``probes`` and ``proof``: the pruned model against the masked original.
+- ``save``: the forms on disk, each loaded again and compared; ``directory`` lets it appear whole or not at all.
+  ``restore`` puts heads back as zeros, ``uniform`` changes numbers in the config, ``remote`` writes a modelling file
+  out of the functions in ``standalone``. ``load``: what a saved config says, for `headscope.models.loading`.
+  ``convert``: from one form to another.
 - ``compat``: helpers that transformers 4 had.
 """
