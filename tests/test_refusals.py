@@ -219,3 +219,42 @@ def test_registers_are_columns_like_others(family_model):
     tokens = 1 + family.config["num_register_tokens"] + 16
     assert {m.weights.shape for m in result.maps} == {(4, tokens, tokens)}
     assert result.heads[0].chance["sink"] == pytest.approx(1 / tokens)
+
+
+def joining(monkeypatch, extra, hide=False):
+    """A BERT before whose tokens `extra` positions are put, as images and prompts are; the last may be padding."""
+    model = build_family("bert")
+    embeddings = model.embeddings.forward
+
+    def longer(*args, **kwargs):
+        states = embeddings(*args, **kwargs)
+        return torch.cat([states.new_ones(len(states), extra, states.shape[2]), states], dim=1)
+
+    def mask(config, inputs_embeds, attention_mask=None, **_):
+        n = inputs_embeds.shape[1]
+        opened = torch.zeros(len(inputs_embeds), 1, n, n)
+        opened[..., -1] = -3e38 if hide else 0.0
+        return opened
+
+    model.embeddings.forward = longer
+    monkeypatch.setattr(modeling_bert, "create_bidirectional_mask", mask)
+    return model
+
+
+def test_positions_that_join_the_tokens_count_as_positions(monkeypatch):
+    model = joining(monkeypatch, 5)
+    result = headscope.analyze(model, ids=IDS, metrics="all", maps=True)
+    n = len(IDS) + 5
+    (warning,) = result.warnings
+    assert warning.startswith(f"text: {n} positions for {len(IDS)} tokens")
+    assert result.heads[0].chance["sink"] == pytest.approx(1 / n) and result.heads[0].metrics["special"] is None
+    assert result.maps[0].weights.shape[1:] == (n, n) and result.maps[0].keys == tuple(map(str, range(n)))
+    head = result.heads[0]
+    assert head.metrics["sink"] == pytest.approx(result.maps[0].weights[0, :, 0].mean(), abs=1e-5)
+
+
+def test_positions_that_join_the_tokens_are_refused_beside_padding(monkeypatch):
+    with pytest.raises(ModelError, match="more positions than tokens, and some are padding"):
+        headscope.analyze(joining(monkeypatch, 5, hide=True), ids=IDS)
+    with pytest.raises(ModelError, match="not one row and one column a token"):
+        headscope.analyze(joining(monkeypatch, 5), ids=[IDS, IDS[:5]], batch_size=2)

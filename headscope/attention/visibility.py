@@ -93,6 +93,13 @@ class Visibility:
             return torch.as_tensor(rows, device=device).expand(1, 1, self.rows).clamp(max=self.keys)
         return self.remember("counts", lambda: self.sums(None, device))
 
+    def seen(self, device: torch.device) -> Tensor:
+        """bool, (batch or 1, 1, keys): keys that any row sees with any head."""
+        found = self.cells(0, 1, device)[:, :, 0]
+        for start, stop in self.chunks():
+            found = found | self.cells(start, stop, device).any(dim=2)
+        return found
+
     def sums(self, columns: Tensor | None, device: torch.device) -> Tensor:
         """(batch, 1, rows): the visible cells summed, times `columns`, (batch or 1, key), where it is given."""
         parts = []

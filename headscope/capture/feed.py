@@ -147,11 +147,12 @@ class Findings:
 
     unseen: dict[str, list[float]]
     leaks: dict[str, list[str]]
+    joined: dict[str, tuple[int, int]]
 
     @staticmethod
     def none() -> Findings:
         """Nothing seen yet."""
-        return Findings({}, {})
+        return Findings({}, {}, {})
 
     def warnings(self) -> list[str]:
         """One line for each kind of finding."""
@@ -160,6 +161,11 @@ class Findings:
             lines.append(
                 f"{stack}: rows do not sum to one, on average {sum(shares) / len(shares):.1%} of the attention goes to "
                 "a learned sink that has no column; metrics are of the visible part"
+            )
+        for axis, (positions, tokens) in self.joined.items():
+            lines.append(
+                f"{axis}: {positions} positions for {tokens} tokens, others join them: metrics are of all positions, "
+                "and special tokens are not known"
             )
         for stack, layers in self.leaks.items():
             lines.append(

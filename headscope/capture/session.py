@@ -150,15 +150,20 @@ class Capture:
         ends = ((call.site.query_axis, shape[2]), (call.site.key_axis, shape[3]))
         query, key = (self._axis(axes, name, shape[0], n, device) for name, n in ends)
         fit(call, query, key)
-        expect_causal = call.site.causal and _reads_text(call.site) and call.site.query_axis in axes and not images
+        text = (
+            _reads_text(call.site) and call.site.query_axis in axes and call.site.query_axis not in self.findings.joined
+        )
+        expect_causal = call.site.causal and text and not images
         if isinstance(call, StreamedCall):
             view = self._view_within(call.weights.visibility, key)
+            self._check_joined(call, view, device)
             check_streamed(call, view, query, key, self.findings, expect_causal)
             cross = call.site.cross or shape[2] != shape[3]
             facts = (query.valid[:, None], view, key.special, query.lengths, cross)
             self._show(call.site, StreamedRows(0, *facts, first_key=0, weights=call.weights))
             return
         matrix = matrix_of(call, query, key)
+        self._check_joined(call, self._view(matrix.visible), device)
         check(call, matrix, self.findings, expect_causal)
         if self.groups is not None:
             names = (call.site.query_axis, call.site.key_axis)
@@ -171,8 +176,27 @@ class Capture:
         key = (name, n, device)
         if key not in self._axes:
             known = axes.get(name)
-            self._axes[key] = Axis.plain(batch, n, device) if known is None else known.to(device)
+            plain = known is None or self._joined(name, known, n)
+            self._axes[key] = Axis.plain(batch, n, device) if plain or known is None else known.to(device)
         return self._axes[key]
+
+    def _joined(self, name: str, known: Axis, n: int) -> bool:
+        """Whether an axis is longer than its tokens and all of its positions count, as where an image joins a text."""
+        tokens = known.special.shape[1]
+        if n <= tokens or self.groups is not None or bool((known.lengths < tokens).any()):
+            return False
+        self.findings.joined[name] = (n, tokens)
+        return True
+
+    def _check_joined(self, call: Call | StreamedCall, view: Visibility, device: torch.device) -> None:
+        """Positions that no row may look at are padding: of those that join the tokens, which is not known."""
+        if call.site.key_axis in self.findings.joined and not bool(
+            view.remember("all", lambda: view.seen(device).all())
+        ):
+            raise Unreadable(
+                f"{call.site.path} has more positions than tokens, and some are padding",
+                "Give one text at a time, or leave this part out with --stack.",
+            )
 
     def _hand_on(self, site: Site, matrix: Matrix) -> None:
         # Rows and columns of different number are pools or latents beside what they read: positions do not compare.

@@ -48,9 +48,9 @@ def group_numbers(axis: TokenAxis, text: int, words: bool, exclude_special: bool
 
 
 def token_labels(batch: Batch, name: str, text: int, size: int, words: bool, exclude_special: bool) -> tuple[str, ...]:
-    """Readable labels of one text's tokens or words along an axis; plain numbers where there are no tokens."""
+    """Readable labels of one text's tokens or words along an axis; plain numbers where positions are not tokens."""
     axis = batch.axes.get(name)
-    if axis is None:
+    if axis is None or size > axis.special.shape[1]:
         return tuple(str(i) for i in range(size))
     merged: dict[int, list[str]] = {}
     for label, group in zip(axis.labels[text], group_numbers(axis, text, words, exclude_special), strict=True):
