@@ -84,7 +84,10 @@ AUTO = {"bert": "AutoModel", "vit": "AutoModel", "albert": "AutoModel", "t5": "A
 def run(script: str, *argv: str) -> None:
     paths = os.pathsep.join([str(Path(headscope.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", script, *argv], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+        [sys.executable, "-c", script, *argv],
+        env=os.environ | {"PYTHONPATH": paths, "HF_MODULES_CACHE": f"{argv[0]}/modules"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
