@@ -106,12 +106,14 @@ def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
     return {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
 
-def compare(model: PreTrainedModel, ids: list[int], rounds: int, with_eager: bool) -> dict[str, tuple[float, float]]:
+def compare(
+    model: PreTrainedModel, tokenizer: Any, ids: list[int], rounds: int, with_eager: bool
+) -> dict[str, tuple[float, float]]:
     """Seconds and peak memory of each way; prints a line each."""
     tokens = torch.tensor([ids])
     ways: dict[str, Callable[[], object]] = {
         "forward": lambda: plain(model, tokens),
-        "analyze": lambda: headscope.analyze(model, ids=ids),
+        "analyze": lambda: headscope.analyze(model, ids=ids, tokenizer=tokenizer),
         "one metric": lambda: streamed(model, tokens, ("sink",)),
         "core metrics": lambda: streamed(model, tokens, CORE),
     }
@@ -177,7 +179,9 @@ def main() -> None:
         found = {}
         for length in [int(n) for n in options.lengths.split(",") if int(n) <= limit]:
             rounds = options.rounds if length <= 1024 else max(2, options.rounds // 2)
-            found[length] = compare(model, text_ids(loaded.tokenizer, length), rounds, length <= options.eager)
+            found[length] = compare(
+                model, loaded.tokenizer, text_ids(loaded.tokenizer, length), rounds, length <= options.eager
+            )
         if len(found) > 2:
             growth(found)
 

@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import BartConfig
+from transformers.models.bart.modeling_bart import BartDecoder
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
+import headscope
+from fixtures.building import build_family
 from headscope.errors import InputError
 from headscope.models.inputs import prepare
 from headscope.models.loading import LoadedModel, wrap_model
@@ -140,3 +146,37 @@ def test_a_picture_with_as_many_channels_as_the_text_has_tokens_stays_as_it_is()
     assert axis is not None and axis.lengths.tolist() == [2, 3]
     assert torch.equal(shifted["pixel_values"], picture)
     assert not torch.equal(shifted["input_ids"], tensors["input_ids"])
+
+
+# ------------------------------------------------------------------ inputs that are not one row an example
+def test_packed_patches_are_as_many_examples_as_grids():
+    torch.manual_seed(0)
+    config = Qwen2VLVisionConfig(depth=2, embed_dim=16, hidden_size=16, num_heads=2, mlp_ratio=2, patch_size=4)
+    model = Qwen2VisionTransformerPretrainedModel._from_config(config).eval()
+    patches = torch.randn(16, 3 * config.temporal_patch_size * 4 * 4)
+    inputs = {"hidden_states": patches, "grid_thw": torch.tensor([[1, 4, 4]])}
+    result = headscope.analyze(model, inputs=inputs)
+    assert result.inputs.texts == 1 and len(result.heads) == 4 and not result.warnings
+    assert result.heads[0].chance["sink"] == pytest.approx(1 / 16)
+
+
+def test_switches_and_lists_of_tensors_are_handed_on():
+    model = build_family("llama")
+    ids = torch.tensor([[20, 21, 22, 23]])
+    plain = headscope.analyze(model, inputs={"input_ids": ids})
+    assert headscope.analyze(model, inputs={"input_ids": ids, "use_cache": False}).heads == plain.heads
+    with pytest.raises(InputError, match="use_cache is a str, not a tensor"):
+        headscope.analyze(model, inputs={"input_ids": ids, "use_cache": "yes"})
+    with pytest.raises(InputError, match="use_cache is a bool, not a tensor"):
+        headscope.analyze(model, inputs={"use_cache": True})
+
+
+def test_a_decoder_by_itself_is_given_states_as_keys():
+    torch.manual_seed(0)
+    config = BartConfig(vocab_size=60, d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16)
+    model = BartDecoder._from_config(config).eval()
+    inputs = {"input_ids": torch.tensor([[0, 20, 21, 22]]), "encoder_hidden_states": torch.randn(1, 6, 16)}
+    result = headscope.analyze(model, inputs=inputs)
+    assert {(h.stack, h.layer) for h in result.heads} == {(s, i) for s in ("self", "cross") for i in range(2)}
+    cross = [h for h in result.heads if h.stack == "cross"]
+    assert all(h.chance["sink"] == pytest.approx(1 / 6) for h in cross) and not result.warnings

@@ -6,13 +6,15 @@ import inspect
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from headscope.capture.softmax_inside import Inside, watching, weights_inside
 from headscope.errors import ModelError, ResourceError
 from headscope.models.sites import Site
 
@@ -90,7 +92,7 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], recorder: Recorde
     extra: dict[str, Any] = {}
     if recorder.reads_outputs() and ("output_attentions" in parameters or _takes_any(parameters)):
         extra["output_attentions"] = True
-    if "use_cache" in parameters:
+    if "use_cache" in parameters and "use_cache" not in inputs:
         extra["use_cache"] = False
     try:
         model(**inputs, **extra)
@@ -126,8 +128,8 @@ def hooked(recorder: Recorder, read: Callable[[nn.Module, Tensor, tuple[Tensor, 
         recorder: Whose modules.
         read: Takes the module, its weights (batch, head, query, key) and what may be masks.
     """
-    handles = []
     before: dict[int, int] = {}
+    inside: dict[int, list[Inside]] = {}
 
     def enter(module: nn.Module, args: Any) -> None:
         if recorder.watches(module):
@@ -137,12 +139,17 @@ def hooked(recorder: Recorder, read: Callable[[nn.Module, Tensor, tuple[Tensor, 
     def leave(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         if not recorder.watches(module):
             return output
+        found = inside.pop(id(module), [])
         if recorder.calls[id(module)] == before.get(id(module)):
-            weights = _weights_in(output)
+            axes = recorder.sites[id(module)][0].weight_axes
+            weights, masks = _weights_in(output), _masks_of(module, args, kwargs, axes)
+            kept = weights_inside(module, found) if weights is None else None
             if weights is not None:
-                axes = recorder.sites[id(module)][0].weight_axes
-                read(module, weights.permute(axes), _masks_of(module, args, kwargs, axes))
+                read(module, weights.permute(axes), masks)
                 recorder.handed[id(module)] = weights
+            elif kept is not None:
+                read(module, kept.weights, (*masks, *kept.masks))
+                recorder.handed[id(module)] = kept.original
         handed = recorder.handed.pop(id(module), None)
         if handed is None or not isinstance(output, tuple | list):
             return output
@@ -150,14 +157,19 @@ def hooked(recorder: Recorder, read: Callable[[nn.Module, Tensor, tuple[Tensor, 
         instead = None if recorder.sites[id(module)][0].uses_interface else handed.new_empty((0,) * handed.ndim)
         return type(output)(instead if part is handed else part for part in output)
 
-    try:
+    with ExitStack() as stack:
         for module in recorder.modules():
-            handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, prepend=True, with_kwargs=True))
+            if _keeps_to_itself(recorder.sites[id(module)][0]):
+                wanted, show = partial(recorder.watches, module), partial(inside.__setitem__, id(module))
+                stack.enter_context(watching(module, wanted, show))
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, prepend=True, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _keeps_to_itself(site: Site) -> bool:
+    """Whether a module's weights may have to be found inside; those in another order are only known at its output."""
+    return not site.uses_interface and site.weight_axes == (0, 1, 2, 3)
 
 
 def _masks_of(
@@ -172,10 +184,13 @@ def _masks_of(
 
 
 def _weights_in(output: Any) -> Tensor | None:
-    """The one tensor of an attention module's output that can be attention weights: 4-D, no negative value."""
+    """The one tensor of an attention module's output that can be attention weights: 4-D, no negative value.
+
+    One matrix shown for every head is a mean over heads.
+    """
     parts = list(_flat(output))[1:] if isinstance(output, tuple | list) else []
     fit = [p for p in parts if p.ndim == 4 and p.is_floating_point() and not bool((p < 0).any())]
-    return fit[0] if len(fit) == 1 else None
+    return fit[0] if len(fit) == 1 and not (fit[0].shape[1] > 1 and fit[0].stride(1) == 0) else None
 
 
 def _flat(output: Any) -> Iterator[Tensor]:

@@ -88,6 +88,7 @@ class Capture:
     findings: Findings = field(default_factory=Findings.none)
     _axes: dict[tuple[str, int, torch.device], Axis] = field(default_factory=dict)
     _views: list[Visibility] = field(default_factory=list)
+    _alone: bool = False
     _within: dict[tuple[int, int], tuple[Visibility, Axis, Visibility]] = field(default_factory=dict)
 
     def batch(self, inputs: Mapping[str, Tensor], axes: Mapping[str, Axis], size: int) -> None:
@@ -100,6 +101,7 @@ class Capture:
         images = any(name.startswith(IMAGE_INPUTS) for name in inputs)
         kept: list[Call] = []
         self._axes, self._views, self._within = {}, [], {}
+        self._alone = "encoder_hidden_states" in inputs
 
         def take(call: Call | StreamedCall) -> None:
             self._note(call)
@@ -147,7 +149,9 @@ class Capture:
     def _read(self, call: Call | StreamedCall, axes: Mapping[str, Axis], size: int, images: bool) -> None:
         readable(call, size)
         shape, device = tuple(call.weights.shape), call.weights.device
-        ends = ((call.site.query_axis, shape[2]), (call.site.key_axis, shape[3]))
+        # A decoder that runs by itself is given what its keys are made of; the tokens are its own.
+        alone = call.site.cross and (self._alone or call.site.key_axis == call.site.query_axis)
+        ends = ((call.site.query_axis, shape[2]), ("other" if alone else call.site.key_axis, shape[3]))
         query, key = (self._axis(axes, name, shape[0], n, device) for name, n in ends)
         fit(call, query, key)
         text = (

@@ -30,7 +30,7 @@ from headscope.models.input_kinds import check_kinds
 from headscope.models.limits import text_limit
 from headscope.models.loading import LoadedModel
 from headscope.models.media_inputs import media_example
-from headscope.models.ready_tensors import ready_axis
+from headscope.models.ready_tensors import example_count, ready_axis
 from headscope.models.signature import takes
 from headscope.models.text_config import text_config
 from headscope.models.text_inputs import check_texts, id_sequences, shorten, text_sequences
@@ -232,20 +232,42 @@ def _text_for_media(
 
 def _from_tensors(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> Prepared:
     for name, value in tensors.items():
-        if not isinstance(value, torch.Tensor):
+        if not _is_ready(value):
             raise InputError(f"{name} is a {type(value).__name__}, not a tensor", "pass return_tensors='pt'")
         if not takes(loaded.model, name):
             raise InputError(f"{type(loaded.model).__name__} takes no {name}")
+    others = {name: value for name, value in tensors.items() if not isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        what = ", ".join(f"{name} is a {type(value).__name__}, not a tensor" for name, value in others.items())
+        raise InputError(what or "inputs is empty", "pass return_tensors='pt'")
     shifted, axis = ready_axis(loaded, tensors)
     shifted, decoder = ready_axis(loaded, shifted, "decoder_")
     axes = {name: found for name, found in (("text", axis), ("decoder", decoder)) if found is not None}
-    count = len(axes["text"].labels) if axis is not None else len(next(iter(shifted.values())))
-    batch = Batch(_on_device(loaded, shifted), axes, tuple(range(count)))
+    count = len(axes["text"].labels) if axis is not None else example_count(shifted)
+    batch = Batch({**_on_device(loaded, shifted), **_others(loaded, others)}, axes, tuple(range(count)))
     read: dict[int, str] = {}
     if has_decoder(loaded) and decoder is None and "decoder_inputs_embeds" not in tensors:
         batch = _with_decoder(loaded, batch, None, read)
     reads = _in_order(read)
     return _summary([batch], [*_mask_note(tensors, axes), *_generation_note(reads, None)], reads)
+
+
+def _is_ready(value: Any) -> bool:
+    """Whether it is a tensor, several, or a switch."""
+    several = isinstance(value, list | tuple) and bool(value)
+    return isinstance(value, torch.Tensor | bool) or (several and all(_is_ready(v) or type(v) is int for v in value))
+
+
+def _others(loaded: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists of tensors as copies on the model's device, switches as they are."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _on_device(loaded, {"": value})[""]
+        return type(value)(map(moved, value)) if isinstance(value, list | tuple) else value
+
+    return {name: moved(value) for name, value in values.items()}
 
 
 def _mask_note(tensors: Mapping[str, Tensor], axes: Mapping[str, TokenAxis]) -> list[str]:

@@ -36,14 +36,21 @@ def ready_axis(
     main = ids if ids is not None else embeds
     if main is None:
         return dict(tensors), None
-    if main.dim() != (2 if ids is not None else 3):
+    # Ids may have an axis of codebooks behind that of the tokens.
+    if main.dim() not in ((2, 3) if ids is not None else (3,)):
         raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}, needs (batch, tokens)")
     size = (main.shape[0], main.shape[1])
     if 0 in size:
         raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}: no token", "give one token or more a row")
     starts, lengths = _runs(tensors.get(f"{prefix}attention_mask"), size, prefix)
     shifted = _shifted(tensors, prefix, starts, size)
-    return shifted, _axis(loaded, shifted.get(f"{prefix}input_ids"), lengths, size[1])
+    return shifted, _axis(loaded, None if main.dim() == 3 else shifted.get(f"{prefix}input_ids"), lengths, size[1])
+
+
+def example_count(tensors: Mapping[str, Tensor]) -> int:
+    """How many examples inputs without tokens hold: packed patches of images come with the sizes of their grids."""
+    grids = [t for name, t in tensors.items() if "grid" in name and t.dim() == 2 and t.shape[1] == 3]
+    return len(grids[0]) if grids else len(next(iter(tensors.values())))
 
 
 def _runs(mask: Tensor | None, size: tuple[int, int], prefix: str) -> tuple[list[int], list[int]]:
@@ -74,7 +81,7 @@ def _shifted(
         if name.startswith("decoder_") != bool(prefix):
             continue
         # Pictures and sounds may have as many channels as the text has tokens.
-        by_token = value.dim() == 2 or name == f"{prefix}inputs_embeds"
+        by_token = value.dim() == 2 or name in (f"{prefix}inputs_embeds", f"{prefix}input_ids")
         if by_token and tuple(value.shape[:2]) == size:
             rows = [torch.roll(row, -start, dims=0) for row, start in zip(value, starts, strict=True)]
             result[name] = torch.stack(rows)
