@@ -26,6 +26,9 @@ Weights = NDArray[np.float64]
 
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 
+# What additive masks hide is below this.
+_HIDDEN = -1e30
+
 # How far float32 weights may lie from the same ones in float64.
 _ROUNDING = 1e-5
 
@@ -105,7 +108,52 @@ class _Listening(TorchFunctionMode):
             axis = kwargs["dim"] if "dim" in kwargs else args[1] if len(args) > 1 else -1
             if scores.ndim >= 3 and axis in (-1, scores.ndim - 1):
                 self.take(softmax(scores.double().numpy()))
+        if func is nn.functional.scaled_dot_product_attention:
+            self.take(softmax(_dot_product_scores(*args, **kwargs)))
+        if func is nn.functional.multi_head_attention_forward:
+            bound = inspect.signature(func).bind(*args, **kwargs)
+            bound.apply_defaults()
+            if bound.arguments["use_separate_proj_weight"]:
+                self.take(softmax(_layer_scores(bound.arguments)))
         return func(*args, **kwargs)
+
+
+# ------------------------------------------------------------------ scores inside torch's own functions
+def _dot_product_scores(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, scale: float | None = None
+) -> Weights:
+    """Scores inside `scaled_dot_product_attention`; no model here gives it more than an additive mask and a scale."""
+    q, k = query.double().numpy(), key.double().numpy()
+    scores: Weights = np.einsum("...qd,...kd->...qk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is None:
+        return scores
+    mask = attn_mask.double().numpy()
+    # Rows that see nothing fill up a block: no tokens.
+    kept = ~(mask < _HIDDEN).all(axis=(0, 1, 3))
+    scores = scores + mask
+    cut: Weights = scores[:, :, kept][..., kept]
+    return scores if kept.all() else cut
+
+
+def _layer_scores(given: Mapping[str, Any]) -> Weights:
+    """Scores inside `multi_head_attention_forward` with projections of their own, (batch, head, query, key)."""
+    states = given["query"].double().numpy()
+    n, size, width = states.shape
+    heads = given["num_heads"]
+    biases = np.split(given["in_proj_bias"].double().numpy(), 3)
+
+    def project(name: str, bias: Weights) -> Weights:
+        made = states @ given[f"{name}_proj_weight"].double().numpy().T + bias
+        parts: Weights = np.transpose(made.reshape(n, size, heads, width // heads), (1, 2, 0, 3))
+        return parts
+
+    query, key = project("q", biases[0]), project("k", biases[1])
+    scores: Weights = query @ np.swapaxes(key, -1, -2) / np.sqrt(width // heads)
+    scores += given["attn_mask"].double().numpy().reshape(size, heads, n, n)
+    hidden = given["key_padding_mask"]
+    if hidden is not None:
+        scores[np.broadcast_to(hidden.numpy()[:, None, None, :], scores.shape)] = -np.inf
+    return scores
 
 
 def softmax(scores: Weights) -> Weights:

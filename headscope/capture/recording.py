@@ -143,7 +143,7 @@ def hooked(recorder: Recorder, read: Callable[[nn.Module, Tensor, tuple[Tensor, 
         if recorder.calls[id(module)] == before.get(id(module)):
             axes = recorder.sites[id(module)][0].weight_axes
             weights, masks = _weights_in(output), _masks_of(module, args, kwargs, axes)
-            kept = weights_inside(module, found) if weights is None else None
+            kept = weights_inside(module, found, (*args, *kwargs.values())) if weights is None else None
             if weights is not None:
                 read(module, weights.permute(axes), masks)
                 recorder.handed[id(module)] = weights

@@ -13,7 +13,8 @@ from headscope.models.pruned import pruned_state
 from headscope.models.rows import HeadShape
 from headscope.models.sites import Site
 
-_NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "num_attn_heads", "attention_heads")
+# What modules call their number of heads.
+NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "num_attn_heads", "attention_heads")
 _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads")
 _HEAD_DIM = (
     "head_dim",
@@ -138,10 +139,10 @@ def _disagree(site: Site, what: str) -> ModelError:
 def _said(module: nn.Module) -> _Said:
     config = getattr(module, "config", None)
     return _Said(
-        num_heads=_number(module, _NUM_HEADS),
+        num_heads=_number(module, NUM_HEADS),
         num_kv_heads=_number(module, _NUM_KV_HEADS),
         head_dim=_number(module, _HEAD_DIM),
-        config_heads=_number(config, _NUM_HEADS),
+        config_heads=_number(config, NUM_HEADS),
         config_dim=_number(config, ("head_dim", "d_kv")),
     )
 

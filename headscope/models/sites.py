@@ -1,7 +1,7 @@
 """Attention sites: where a loaded model computes attention, and which stack and layer each place is.
 
-A module is a site if its code calls transformers' registered attention functions, or if it has the projections of a
-known layout and computes a softmax itself. Names of models play no part.
+A module is a site if its code calls transformers' registered attention functions, or if it has projections for queries,
+keys and values and computes a softmax itself or with a function of torch. Names of models play no part.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ _TOWERS = (
     ("vision", re.compile(r"vision|visual|image|img|pixel|video|vit(?![a-z])", re.IGNORECASE)),
     ("audio", re.compile(r"audio|speech|wav|acoustic|sound", re.IGNORECASE)),
     ("text", re.compile(r"text|language", re.IGNORECASE)),
+)
+
+# What modules that compute attention themselves call for it.
+_ATTENTION_FUNCTIONS = (
+    *("softmax", "Softmax", "XSoftmax"),
+    *("scaled_dot_product_attention", "multi_head_attention_forward", "eager_attention_forward"),
 )
 
 
@@ -158,10 +164,17 @@ def _find_modules(model: nn.Module) -> Iterator[_Found]:
 
 
 def _computes_attention(module: nn.Module) -> bool:
-    if layout_of(module) is None:
+    if layout_of(module) is None and not _names_projections(module):
         return False
-    named = _names_of(type(module), "softmax") or _names_of(type(module), "Softmax")
-    return named or any(isinstance(c, nn.Softmax) for c in module.children())
+    return any(_names_of(type(module), name) for name in _ATTENTION_FUNCTIONS) or any(
+        isinstance(c, nn.Softmax) for c in module.children()
+    )
+
+
+def _names_projections(module: nn.Module) -> bool:
+    """Whether the children of a module are called after queries, keys and values, in whatever words."""
+    names = " ".join(name for name, _ in module.named_children())
+    return all(word in names for word in ("quer", "key", "value"))
 
 
 def _names_of(cls: type, name: str) -> bool:
