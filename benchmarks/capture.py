@@ -6,8 +6,8 @@ For each model and length, in turns in one process on the same tokens of English
 
 - forward: the model alone, with sdpa attention; the yardstick;
 - analyze: `headscope.analyze`, core metrics, labels and all;
-- one metric: the streaming engine with a single metric, and with all core ones: what the others add;
-- eager: `output_attentions=True` and the same core metrics in NumPy, up to --eager tokens (memory grows with n²).
+- one metric, core metrics: the streaming engine with a single metric and with all core ones, up to --short tokens;
+- eager: `output_attentions=True` and the same core metrics in NumPy, up to as many (its memory grows with n²).
 
 Times are medians of ratios within a round. Peak memory is the process' own, so Linux only. At the end, how time and
 memory grow with length, fitted. Goals: analyze at most 1.25 x the forward pass on SmolLM2 at every length and 1.4 x on
@@ -107,20 +107,18 @@ def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
 
 
 def compare(
-    model: PreTrainedModel, tokenizer: Any, ids: list[int], rounds: int, with_eager: bool
+    model: PreTrainedModel, tokenizer: Any, ids: list[int], rounds: int, short: bool
 ) -> dict[str, tuple[float, float]]:
     """Seconds and peak memory of each way; prints a line each."""
     tokens = torch.tensor([ids])
     ways: dict[str, Callable[[], object]] = {
         "forward": lambda: plain(model, tokens),
         "analyze": lambda: headscope.analyze(model, ids=ids, tokenizer=tokenizer),
-        "one metric": lambda: streamed(model, tokens, ("sink",)),
-        "core metrics": lambda: streamed(model, tokens, CORE),
     }
-    if with_eager:
+    if short:
+        ways["one metric"] = lambda: streamed(model, tokens, ("sink",))
+        ways["core metrics"] = lambda: streamed(model, tokens, CORE)
         ways["eager"] = lambda: eager(model, tokens)
-    for function in ways.values():
-        function()
     memory = {name: peak(function) for name, function in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -130,17 +128,17 @@ def compare(
         ratios = [t / base for t, base in zip(times[name], times["forward"], strict=True)]
         print(
             f"  {len(ids):>6}  {name:<13} {statistics.median(times[name]):>8.2f} s {statistics.median(ratios):>6.2f} x"
-            f"   ({min(ratios):.2f} to {max(ratios):.2f})   {memory[name]:>7.0f} MiB {memory[name] / memory['forward']:>5.2f} x"
+            f"   ({min(ratios):.2f} to {max(ratios):.2f})   {memory[name]:>7.0f} MiB"
+            f" {memory[name] / memory['forward']:>5.2f} x",
+            flush=True,
         )
-    core = [c / one for c, one in zip(times["core metrics"], times["one metric"], strict=True)]
-    print(f"  {len(ids):>6}  core metrics over one: {statistics.median(core):.2f} x", end="")
-    if with_eager:
-        ratio = statistics.median(e / a for e, a in zip(times["eager"], times["analyze"], strict=True))
+    if short:
+        core = [c / one for c, one in zip(times["core metrics"], times["one metric"], strict=True)]
+        slower = [e / a for e, a in zip(times["eager"], times["analyze"], strict=True)]
         print(
-            f"; eager over analyze: {ratio:.2f} x the time, {memory['eager'] / memory['analyze']:.2f} x the memory",
-            end="",
+            f"  {len(ids):>6}  core metrics over one: {statistics.median(core):.2f} x; eager over analyze: "
+            f"{statistics.median(slower):.2f} x the time, {memory['eager'] / memory['analyze']:.2f} x the memory"
         )
-    print(flush=True)
     return {name: (statistics.median(times[name]), memory[name]) for name in ways}
 
 
@@ -167,7 +165,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["packaged", "smollm2"])
     parser.add_argument("--lengths", default="512,1024,4096,8192")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--eager", type=int, default=1024)
+    parser.add_argument("--short", type=int, default=1024)
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in options.model:
@@ -178,9 +176,9 @@ def main() -> None:
         print(f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M parameters")
         found = {}
         for length in [int(n) for n in options.lengths.split(",") if int(n) <= limit]:
-            rounds = options.rounds if length <= 1024 else max(2, options.rounds // 2)
+            rounds = options.rounds if length <= options.short else max(1, options.rounds // 2)
             found[length] = compare(
-                model, loaded.tokenizer, text_ids(loaded.tokenizer, length), rounds, length <= options.eager
+                model, loaded.tokenizer, text_ids(loaded.tokenizer, length), rounds, length <= options.short
             )
         if len(found) > 2:
             growth(found)

@@ -17,7 +17,7 @@ from torch import Tensor
 from headscope.attention.visibility import Target, Visibility
 
 # A tile's rows.
-TILE_ROWS = 64
+TILE_ROWS = 128
 # Rows that are multiplied with their targets in one go.
 TARGET_ROWS = 1024
 
@@ -32,7 +32,7 @@ def tile_cells(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return min(max(free // 64, 1 << 20), 1 << 26)
     cache = _capabilities().get("l2_cache_size") or 1 << 19
-    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 18), 1 << 22)
+    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 19), 1 << 22)
 
 
 @lru_cache(maxsize=1)

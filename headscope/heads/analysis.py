@@ -19,7 +19,7 @@ from headscope.capture.session import Capture, Engine, SiteFacts
 from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model, token_ids
 from headscope.heads.chosen_sites import select_sites
-from headscope.heads.describe import model_info, versions
+from headscope.heads.describe import model_info
 from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
 from headscope.heads.pictures import Keep, Maps, check_maps
@@ -30,6 +30,7 @@ from headscope.heads.tokens import token_groups
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.sites import Site, find_sites
+from headscope.models.versions import versions
 from headscope.results import MOST_CELLS, Analysis, AttentionMap, InputInfo, RuleInfo
 
 # Up to this many tokens a model in half precision is read from its own, rounded, matrices.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-import transformers
 from transformers import PreTrainedModel
 
 from headscope.capture.session import SiteFacts
@@ -15,18 +12,6 @@ from headscope.heads.statistics import Layer
 from headscope.models.loading import LoadedModel
 from headscope.models.text_config import text_config
 from headscope.results import ModelInfo, Stack
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    from headscope import __version__
-
-    return {
-        "headscope": __version__,
-        "transformers": transformers.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
 
 
 def model_info(loaded: LoadedModel, facts: Mapping[Layer, SiteFacts]) -> ModelInfo:

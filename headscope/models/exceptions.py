@@ -95,3 +95,6 @@ PER_HEAD_MASKS = {
 
 # Classes whose `position_bias` is for tokens and features, not for heads, by name.
 BIAS_WITHOUT_HEADS = {"SpeechT5Attention"}
+
+# Types whose config wants its width to be a multiple of its heads, and the class that is the same without.
+SAME_WITHOUT_WIDTH_CHECK = {"llama": "Mistral"}

@@ -224,7 +224,8 @@ def _config(source: Source, common: dict[str, Any]) -> tuple[PreTrainedConfig, R
 
                 removed = read_removed_heads(found)
                 if removed is not None:
-                    return CONFIG_MAPPING[removed.config["model_type"]].from_dict(removed.config), removed
+                    kind = str(removed.config.get("model_type"))
+                    return CONFIG_MAPPING[kind].from_dict(removed.config), removed
     return AutoConfig.from_pretrained(source.path, **common), None
 
 

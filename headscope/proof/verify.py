@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from headscope.errors import InputError, ModelError
 from headscope.heads.chosen_sites import select_sites
-from headscope.heads.describe import versions
 from headscope.heads.selection import parse_selection
 from headscope.models.loading import LoadedModel
 from headscope.models.sites import Site, find_sites
+from headscope.models.versions import versions
 from headscope.models.weights import read_weights
 from headscope.proof.backends import Backend, NumPy, Torch
 from headscope.proof.check import compare

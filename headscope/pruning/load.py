@@ -82,8 +82,8 @@ def read_removed_heads(config: Mapping[str, Any]) -> RemovedHeads | None:
     if not saved and not version4:
         return None
     original = copy.deepcopy({k: v for k, v in config.items() if k not in (KEY, VERSION4_KEY)})
-    if "model_type" in saved:  # with code of its own, which is not needed here
-        original |= {"model_type": saved["model_type"], "architectures": [saved["class"]]}
+    if saved.get("model_type"):  # with code of its own, which is not needed here
+        original |= {"model_type": saved.get("model_type"), "architectures": [saved["class"]]}
         original.pop("auto_map", None)
     for path, value in saved.get("config", {}).items():
         *parents, name = path.split(".")

@@ -48,8 +48,9 @@ def write_remote_code(model: PreTrainedModel, folder: Path) -> None:
     (folder / f"{MODULE}.py").write_text(source_of(model), "utf-8")
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
-    config[KEY] |= {"model_type": config["model_type"], "class": cls.__name__}
-    config["model_type"] = PREFIX + config["model_type"]
+    kind = config.get("model_type")
+    config[KEY] |= {"model_type": kind, "class": cls.__name__}
+    config |= {"model_type": f"{PREFIX}{kind}"}
     config["architectures"] = [f"Pruned{cls.__name__}"]
     config["auto_map"] = {"AutoConfig": f"{MODULE}.Pruned{config_class.__name__}"} | {
         auto: f"{MODULE}.Pruned{name}" for auto, name in _auto_classes(model).items()

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.errors import InputError, ModelError
+from headscope.models.exceptions import SAME_WITHOUT_WIDTH_CHECK
 from headscope.models.projections import projections
 from headscope.models.pruned import HeadState
 from headscope.models.sites import Site, find_sites
@@ -212,7 +213,8 @@ def _other_counts(model: PreTrainedModel) -> str:
     fits = [n for n in range(1, most) if isinstance(width, int) and width % n == 0 and _takes(model, states, n)]
     if not fits:
         return ""
-    relabel = ", or make it a Mistral, whose config does not mind" if model.config.model_type == "llama" else ""
+    other = SAME_WITHOUT_WIDTH_CHECK.get(model.config.model_type)
+    relabel = f", or make it a {other}, whose config does not mind" if other else ""
     return f"It takes {write_heads(fits)} heads: choose another plan, or fill layers up (--pad){relabel}. "
 
 
