@@ -312,7 +312,9 @@ def test_the_full_engine_waits_for_the_end(full):
             seen.append(site.layer)
 
     model.lm_head.register_forward_hook(lambda *_: at_end.append(list(seen)))
-    capture = Capture(model, find_sites(model), lambda site: True, (Consumer(),), engine="full" if full else "layerwise")
+    capture = Capture(
+        model, find_sites(model), lambda site: True, (Consumer(),), engine="full" if full else "layerwise"
+    )
     capture.batch({"input_ids": torch.tensor([IDS])}, {}, 1)
     assert seen == [0, 1] and at_end == [[] if full else [0, 1]]
 

@@ -43,7 +43,9 @@ def test_a_mask_that_only_pretends_is_reported(monkeypatch):
         return plain(module, query, key, value, None, **options)
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", ignoring)
-    with pytest.raises(ModelError, match=r"streaming does not give what \w+ computes itself: model\.layers\.0\.self_attn"):
+    with pytest.raises(
+        ModelError, match=r"streaming does not give what \w+ computes itself: model\.layers\.0\.self_attn"
+    ):
         headscope.analyze(build_family("llama"), ids=IDS)
     result = headscope.analyze(build_family("llama"), ids=IDS, engine="layerwise")
     assert any("above the diagonal" in line for line in result.warnings)
