@@ -8,7 +8,7 @@ import pytest
 import headscope
 from fixtures.building import build_family, example_inputs
 from fixtures.families import FAMILIES
-from headscope.errors import InputError
+from headscope.errors import HeadscopeError, InputError
 
 PLANS = {"bert": {0: [1], 1: [0, 3], 2: [2]}, "llama": {0: [0, 1, 2, 3], 1: [3, 7], 2: [4, 5, 6, 7]}}
 
@@ -52,3 +52,25 @@ def test_heads_are_selected_by_their_original_numbers(name):
     with pytest.raises(InputError, match="head 3 does not exist") as error:
         headscope.analyze(model, inputs=inputs, layer=1, head=3)
     assert f"{kept[0]}" in error.value.hint
+
+
+def first_groups(family):
+    """The first key/value head's queries of each stack's first layer."""
+    plan = {}
+    for stack, spec in family.stacks.items():
+        group = spec.num_heads // spec.num_kv_heads if spec.num_kv_heads > 1 else 1
+        plan[f"{stack}.{spec.layers[0]}"] = list(range(group))
+    return plan
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.stacks])
+def test_what_is_left_of_a_model_is_rebuilt_from_its_weights(name):
+    """Biases of position stay with the heads that they belong to."""
+    model, inputs = build_family(name), example_inputs(FAMILIES[name])
+    sites = len(headscope.verify(model, inputs=inputs).sites)
+    try:
+        headscope.prune_heads(model, first_groups(FAMILIES[name]))
+    except HeadscopeError as error:
+        pytest.fail(f"{name} is not prunable: {error}")
+    left = headscope.verify(model, inputs=inputs)
+    assert left.passed and not left.skipped and len(left.sites) == sites

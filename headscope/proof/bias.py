@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headscope.attention.alibi import alibi_key_bias, alibi_slopes, round_to_bfloat16
 from headscope.attention.relative import relative_bias
+from headscope.models.pruned import head_numbers, pruned_state
 from headscope.proof.record import SiteRecord, to_float
 
 
@@ -79,7 +81,7 @@ def bias_tensor(plan: BiasPlan, record: SiteRecord) -> Tensor:
     if plan.kind == "buckets":
         return _bucket_bias(plan, rows, keys)
     if plan.kind == "alibi":
-        return _linear_bias(plan, heads, keys)
+        return _linear_bias(plan, _slopes(record.site.module, heads), keys)
     if plan.kind == "method":
         assert record.bias is not None
         bias = to_float(record.bias)
@@ -96,8 +98,14 @@ def _bucket_bias(plan: BiasPlan, rows: int, keys: int) -> Tensor:
     return torch.from_numpy(bias).float()[None]
 
 
-def _linear_bias(plan: BiasPlan, heads: int, keys: int) -> Tensor:
-    slopes, positions = alibi_slopes(heads), np.arange(keys)
+def _slopes(module: nn.Module, heads: int) -> NDArray[np.float64]:
+    """The slope of each head; what is left of a pruned module keeps slopes that depend on how many heads there were."""
+    state = pruned_state(module)
+    return alibi_slopes(heads) if state is None else alibi_slopes(state.num_heads)[list(state.kept)]
+
+
+def _linear_bias(plan: BiasPlan, slopes: NDArray[np.float64], keys: int) -> Tensor:
+    positions = np.arange(keys)
     linear = alibi_key_bias(slopes, positions)
     if plan.rounded:
         linear = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
@@ -106,10 +114,12 @@ def _linear_bias(plan: BiasPlan, heads: int, keys: int) -> Tensor:
 
 def _buckets(record: SiteRecord, table: nn.Embedding) -> BiasPlan:
     distance = getattr(record.config, "relative_attention_max_distance", 128)
+    # The table of all layers has a column for each head of the original model.
+    kept = head_numbers(record.site.module, record.call.weights.shape[1])
     return BiasPlan(
         "buckets",
         own=True,
-        table=to_float(table.weight).clone(),
+        table=to_float(table.weight)[:, list(kept)].clone(),
         bidirectional=not record.site.causal,
         max_distance=distance,
     )
