@@ -148,7 +148,7 @@ def _layer_scores(given: Mapping[str, Any]) -> Weights:
         return parts
 
     query, key = project("q", biases[0]), project("k", biases[1])
-    scores: Weights = query @ np.swapaxes(key, -1, -2) / np.sqrt(width // heads)
+    scores = np.asarray(query @ np.swapaxes(key, -1, -2) / np.sqrt(width // heads), dtype=np.float64)
     scores += given["attn_mask"].double().numpy().reshape(size, heads, n, n)
     hidden = given["key_padding_mask"]
     if hidden is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headscope.capture.torch_attention import dot_product, layer_masks
 from headscope.capture.visible import CLOSED, open_cells
 from headscope.models.head_counts import NUM_HEADS
 
@@ -74,7 +75,8 @@ class SoftmaxWatch(TorchFunctionMode):
             return self._multi_head(func, args, kwargs)
         result = func(*args, **kwargs)
         if func is nn.functional.scaled_dot_product_attention:
-            self.found.append(_of_dot_product(*args, **kwargs))
+            weights, masks = dot_product(*args, **kwargs)
+            self.found.append(Inside(weights, masks=masks))
         elif func in _SOFTMAXES:
             self._note(result, args, kwargs)
         elif self._followed and func in _PRODUCTS:
@@ -130,7 +132,7 @@ class SoftmaxWatch(TorchFunctionMode):
         needed, averaged = given["need_weights"], given["average_attn_weights"]
         given["need_weights"], given["average_attn_weights"] = True, False
         output, weights = func(*bound.args, **bound.kwargs)
-        self.found.append(Inside(weights, masks=tuple(_layer_masks(given, weights))))
+        self.found.append(Inside(weights, masks=tuple(layer_masks(given, weights))))
         return output, (weights.mean(dim=-3) if averaged else weights) if needed else None
 
 
@@ -155,47 +157,6 @@ def _sums_over_keys(equation: str, mine: int, other: int, *, swapped: bool) -> b
         query, key = key, query
     summed = key in names[other] and key not in output
     return summed and query in output and query not in names[other] and set(outer) <= set(output)
-
-
-# ------------------------------------------------------------------ torch's own attention functions
-def _of_dot_product(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Inside:
-    """The weights of `scaled_dot_product_attention`, by the formula in torch's documentation of it."""
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    masks = [] if attn_mask is None else [attn_mask]
-    if is_causal:
-        masks.append(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril())
-    for mask in masks:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(dim=-1).masked_fill((scores == -torch.inf).all(dim=-1, keepdim=True), 0)
-    return Inside(weights, masks=tuple(_four_axes(m) for m in masks if m.ndim in (2, 4)))
-
-
-def _layer_masks(given: Mapping[str, Any], weights: Tensor) -> Iterator[Tensor]:
-    """The masks of `multi_head_attention_forward`, where ones hide, as such of what is open."""
-    keys, pairs = given["key_padding_mask"], given["attn_mask"]
-    for mask in (keys, pairs):
-        if mask is None:
-            continue
-        opened = ~mask if mask.dtype == torch.bool else mask
-        if mask is keys:
-            yield opened[:, None, None, :] if mask.ndim == 2 else _four_axes(opened)
-        else:
-            yield opened.reshape(weights.shape) if mask.ndim == 3 and weights.ndim == 4 else _four_axes(opened)
-
-
-def _four_axes(mask: Tensor) -> Tensor:
-    return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
 
 
 # ------------------------------------------------------------------ one module
