@@ -19,6 +19,8 @@ TYPES = (
     *("clip", "flava", "blip-2", "llava", "idefics", "paligemma", "mllama", "qwen2_vl"),
     # Sounds and series.
     *("wav2vec2", "audio-spectrogram-transformer", "qwen2_5_omni_audio_encoder", "time_series_transformer"),
+    # Read at the softmax inside.
+    *("wavlm", "squeezebert"),
     # Refused, each for another reason, and one without attention.
-    *("longformer", "diffllama", "wavlm", "nemotron_asr_streaming", "big_bird", "squeezebert", "timesformer", "mamba"),
+    *("longformer", "diffllama", "nemotron_asr_streaming", "big_bird", "timesformer", "mamba"),
 )
