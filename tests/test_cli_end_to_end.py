@@ -58,7 +58,7 @@ def test_weights_are_those_of_transformers(packaged_model_name: str, tmp_path: P
     with np.load(tmp_path / "w.npz", allow_pickle=False) as arrays:
         assert {name for name in arrays if name[:4] == "self"} == {"self.2", "self.5"}
         for layer in (2, 5):
-            np.testing.assert_allclose(arrays[f"self.{layer}"], attentions[layer][0].numpy(), atol=1e-6)
+            np.testing.assert_allclose(arrays[f"self.{layer}"], attentions[layer][0].numpy(), atol=5e-6)
         assert list(arrays["tokens"]) == tokenizer.tokenize(TEXT, add_special_tokens=True)
 
 
