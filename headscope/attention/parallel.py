@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from threading import Barrier, Lock
 from typing import TypeVar
@@ -21,7 +21,9 @@ _MOST = 16
 
 _lock = Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
-os.register_at_fork(after_in_child=_pools.clear)
+if hasattr(os, "register_at_fork"):
+    # A forked process has none of its parent's threads.
+    os.register_at_fork(after_in_child=_pools.clear)
 
 
 def in_parallel(work: Callable[[Iterable[_Item]], None], items: Sequence[_Item], device: torch.device) -> None:
@@ -41,8 +43,17 @@ def in_parallel(work: Callable[[Iterable[_Item]], None], items: Sequence[_Item],
         return
     # The next item of a list's iterator is taken by one thread only.
     shared = iter(list(items))
-    for done in [_pool(torch.get_num_threads()).submit(work, shared) for _ in range(threads)]:
-        done.result()
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def share() -> None:
+        # Threads have modes of their own, and tensors made in one cannot be changed in another.
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            work(shared)
+
+    pool = _pool(torch.get_num_threads())
+    done, _ = wait([pool.submit(share) for _ in range(threads)])
+    for part in done:
+        part.result()
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
@@ -61,5 +72,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def _alone(together: Barrier) -> None:
     """Let operations of this thread use one core; waits, so that every thread of the pool gets its turn."""
+    # A thread takes the common setting when it first asks, which must not be after it has got its own.
+    torch.get_num_threads()
     torch.set_num_threads(1)
     together.wait()

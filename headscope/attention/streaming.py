@@ -123,11 +123,12 @@ def _context(problem: Problem, sums: Tensor, first: Tensor, rest: Tensor, sink: 
     """(batch, query, num_heads, value_dim), from the sums over all keys but the first; overwrites them."""
     batch, kv_heads, length, width = sums.shape
     total = first + rest if sink is None else first + rest + sink
-    seeing = first + rest > 0
+    # Not where a sum is more than nothing: that would hide sums that are no numbers.
+    blind = first + rest == 0
     sums.view(-1, length, width).baddbmm_(first.view(-1, length, 1), problem.value[:, :, :1].flatten(0, 1))
-    sums.div_(torch.where(seeing, total, 1.0)[..., None])
-    if sink is None and not bool(seeing.all()):
-        sums = torch.where(seeing[..., None], sums, problem.value.mean(dim=2, keepdim=True))
+    sums.div_(torch.where(blind, 1.0, total)[..., None])
+    if sink is None and bool(blind.any()):
+        sums = torch.where(blind[..., None], problem.value.mean(dim=2, keepdim=True), sums)
     heads = sums.view(batch, kv_heads, -1, problem.groups, width).transpose(1, 2)
     return heads.reshape(batch, -1, kv_heads * problem.groups, width).contiguous()
 
@@ -165,7 +166,7 @@ class StreamedWeights:
         self._problem, self._sums = problem, sums
         sink = None if problem.terms.sinks_scale_context else sums.sink
         scale = sums.total if sink is None else sums.total + sink
-        self._scale = torch.where(sums.total > 0, scale, 1.0)
+        self._scale = torch.where(sums.total == 0, 1.0, scale)
         self._powers: dict[Target, Tensor] = {Target(key=0): sums.first}
 
     @property

@@ -37,7 +37,7 @@ def tile_cells(device: torch.device) -> int:
 
 @lru_cache(maxsize=1)
 def _capabilities() -> Mapping[str, Any]:
-    """What torch knows of the processor; releases before 2.12 know less."""
+    """What torch knows of the processor, if its release says."""
     known = getattr(torch.cpu, "get_capabilities", None)
     return {} if known is None else known()
 

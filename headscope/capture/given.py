@@ -136,7 +136,7 @@ class Masks:
     ) -> tuple[Visibility, tuple[Tensor, ...]] | None:
         """What a mask lets rows see, and what it adds to scores; None where it does not fit."""
         # The entry holds the mask, so that its id stays its own.
-        key = (id(mask), getattr(mask, "_version", 0), shape[2:], causal)
+        key = (id(mask), getattr(mask, "_version", 0), shape, causal)
         if key not in self._known:
             read = _read_mask(mask, shape, causal, eager)
             if read is None:

@@ -154,20 +154,19 @@ class Capture:
         ends = ((call.site.query_axis, shape[2]), ("other" if alone else call.site.key_axis, shape[3]))
         query, key = (self._axis(axes, name, shape[0], n, device) for name, n in ends)
         fit(call, query, key)
-        text = (
-            _reads_text(call.site) and call.site.query_axis in axes and call.site.query_axis not in self.findings.joined
-        )
-        expect_causal = call.site.causal and text and not images
+        joined = any(name in axes and n > axes[name].special.shape[1] for name, n in ends)
+        text = _reads_text(call.site) and call.site.query_axis in axes
+        expect_causal = call.site.causal and text and not images and not joined
         if isinstance(call, StreamedCall):
             view = self._view_within(call.weights.visibility, key)
-            self._check_joined(call, view, device)
+            _check_joined(call, view, device, joined)
             check_streamed(call, view, query, key, self.findings, expect_causal)
             cross = call.site.cross or shape[2] != shape[3]
             facts = (query.valid[:, None], view, key.special, query.lengths, cross)
             self._show(call.site, StreamedRows(0, *facts, first_key=0, weights=call.weights))
             return
         matrix = matrix_of(call, query, key)
-        self._check_joined(call, self._view(matrix.visible), device)
+        _check_joined(call, self._view(matrix.visible), device, joined)
         check(call, matrix, self.findings, expect_causal)
         if self.groups is not None:
             names = (call.site.query_axis, call.site.key_axis)
@@ -191,16 +190,6 @@ class Capture:
             return False
         self.findings.joined[name] = (n, tokens)
         return True
-
-    def _check_joined(self, call: Call | StreamedCall, view: Visibility, device: torch.device) -> None:
-        """Positions that no row may look at are padding: of those that join the tokens, which is not known."""
-        if call.site.key_axis in self.findings.joined and not bool(
-            view.remember("all", lambda: view.seen(device).all())
-        ):
-            raise Unreadable(
-                f"{call.site.path} has more positions than tokens, and some are padding",
-                "Give one text at a time, or leave this part out with --stack.",
-            )
 
     def _hand_on(self, site: Site, matrix: Matrix) -> None:
         # Rows and columns of different number are pools or latents beside what they read: positions do not compare.
@@ -228,6 +217,15 @@ class Capture:
                 return view
         self._views.append(Visibility(visible.shape[-2], visible.shape[-1], open=visible))
         return self._views[-1]
+
+
+def _check_joined(call: Call | StreamedCall, view: Visibility, device: torch.device, joined: bool) -> None:
+    """Positions that no row may look at are padding: of those that join the tokens, which is not known."""
+    if joined and not bool(view.remember("all", lambda: view.seen(device).all())):
+        raise Unreadable(
+            f"{call.site.path} has more positions than tokens, and some are padding",
+            "Give one text at a time, or leave this part out with --stack.",
+        )
 
 
 def _same(known: Tensor | None, visible: Tensor) -> bool:
