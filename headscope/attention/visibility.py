@@ -57,11 +57,6 @@ class Visibility:
     open: Tensor | None = None
     _known: dict[object, object] = field(default_factory=dict, repr=False)
 
-    @property
-    def device(self) -> torch.device | None:
-        """Where `open` is."""
-        return None if self.open is None else self.open.device
-
     def cells(self, start: int, stop: int, device: torch.device) -> Tensor:
         """bool, (batch or 1, 1, stop - start, keys): what rows start to stop see with any head."""
         part = torch.ones(1, 1, stop - start, self.keys, dtype=torch.bool, device=device)

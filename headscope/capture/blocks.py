@@ -6,6 +6,7 @@ evenly. All answer the same questions, so that a metric is written once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ _FEW_COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(ABC):
     """Some query rows of one layer's attention, for one batch. Sequences are padded on the right.
 
     Results of methods are float32 or float64, (batch, head, rows), if not said otherwise.
@@ -79,37 +80,37 @@ class Rows:
         counts = self.view.counts(self.valid.device)[..., self.first_row : self.first_row + self.size]
         return counts - self.sees(Target(key=0)).long() if self.first_key else counts
 
+    @abstractmethod
     def at(self, target: Target) -> Tensor:
         """Each row's weight on its target; meaningless where `has` says that there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def total(self) -> Tensor:
         """Each row's sum of weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def entropy(self, scaled: bool = False) -> Tensor:
         """Each row's -sum w ln(w + 1e-9), in nats; `scaled` divides rows by their sums first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on(self, columns: Tensor) -> Tensor:
         """Each row's sum of weights on some keys, bool (batch or 1, key)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def largest(self) -> Tensor:
         """Each row's largest weight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks(self) -> Iterator[RowBlock]:
         """The same rows with their weights, computed anew where they are not kept, in blocks of bounded size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def without_first(self) -> Rows:
         """The first key left out and rows scaled to sum to one; rows with less than 1e-3 left do not count."""
-        raise NotImplementedError
 
     def from_weights(self, function: Callable[[RowBlock], Tensor]) -> Tensor:
         """What a function of blocks with weights gives for each row, (batch, head, rows)."""
@@ -288,6 +289,10 @@ class UniformRows(Rows):
     def largest(self) -> Tensor:
         """Each row's largest weight."""
         return self._share * (self.counts > 0)
+
+    def without_first(self) -> UniformRows:
+        """Even attention over all keys but the first."""
+        return replace(self, first_key=1)
 
     def blocks(self) -> Iterator[RowBlock]:
         """The rows with their weights."""

@@ -13,6 +13,18 @@ _one_at_a_time = threading.RLock()
 
 
 @contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block a model is in evaluation mode; every module's own mode is as before afterwards."""
+    training = [(m, m.training) for m in model.modules()]
+    model.train(mode=False)
+    try:
+        yield
+    finally:
+        for module, mode in training:
+            module.training = mode
+
+
+@contextmanager
 def eager_evaluation(model: PreTrainedModel, other: Mapping[int, str] | None = None) -> Iterator[None]:
     """Evaluation mode and eager attention in every part of the model, each restored on the way out.
 
@@ -22,20 +34,16 @@ def eager_evaluation(model: PreTrainedModel, other: Mapping[int, str] | None = N
         model: The model.
         other: Another implementation's name for some configs, by their ids.
     """
-    with _one_at_a_time:
-        training = [(m, m.training) for m in model.modules()]
+    with _one_at_a_time, evaluating(model):
         configs = configs_of(model)
         implementations = [c._attn_implementation_internal for c in configs]
         try:
-            model.train(mode=False)
             for config in configs:
                 config._attn_implementation_internal = (other or {}).get(id(config), "eager")
             yield
         finally:
             for config, implementation in zip(configs, implementations, strict=True):
                 config._attn_implementation_internal = implementation
-            for module, mode in training:
-                module.training = mode
 
 
 def configs_of(model: nn.Module) -> list[PreTrainedConfig]:

@@ -39,10 +39,10 @@ _WITHOUT_EFFECT = {
 _WITH_EFFECT = {"scaling", "is_causal", "softcap", "position_bias", "s_aux", "sinks", "indices"}
 
 
-Problem = tuple[Tensor, Tensor, Tensor, Visibility, Terms]
+AttendArguments = tuple[Tensor, Tensor, Tensor, Visibility, Terms]
 
 
-def problem_of(module: nn.Module, given: Mapping[str, Any], masks: Masks, eager: bool) -> Problem | None:
+def problem_of(module: nn.Module, given: Mapping[str, Any], masks: Masks, eager: bool) -> AttendArguments | None:
     """The arguments of an attention function as ours takes them; None where there is anything that it does not know.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from headscope.capture.evaluation import evaluating
 from headscope.errors import InputError, ModelError
 from headscope.models.loading import LoadedModel, load_model, wrap_model
 from headscope.models.pruned import set_pruned_state
@@ -26,7 +27,6 @@ from headscope.pruning.quality import check_examples, measure_quality
 from headscope.pruning.report import Equivalence
 from headscope.pruning.restore import restore
 from headscope.pruning.result import Change, Conditions, Latency, PruneResult, Quality
-from headscope.pruning.running import evaluating
 from headscope.pruning.save import save_pruned
 from headscope.pruning.save_report import FORMS, Form, SaveReport
 from headscope.pruning.saved import write_plan

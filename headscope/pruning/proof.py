@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from headscope.capture.evaluation import evaluating
 from headscope.errors import InputError
 from headscope.models.checkpoint import first_line, is_out_of_memory
 from headscope.models.quiet import quiet
@@ -24,7 +25,7 @@ from headscope.pruning.masking import masked_heads
 from headscope.pruning.plan import current_plan
 from headscope.pruning.probes import Probe
 from headscope.pruning.report import Equivalence, EquivalenceCheck
-from headscope.pruning.running import Outputs, can_generate, comparable, evaluating, forward, generated
+from headscope.pruning.running import Outputs, can_generate, comparable, forward, generated
 
 TOLERANCE = 1e-5
 # Relative differences above this are never rounding.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,18 +14,6 @@ Outputs = dict[str, Tensor]
 NEW_TOKENS = 6
 TOKENS = "tokens"
 _SEED = 0
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block a model is in evaluation mode; every module's own mode is as before afterwards."""
-    training = [(m, m.training) for m in model.modules()]
-    model.train(mode=False)
-    try:
-        yield
-    finally:
-        for module, mode in training:
-            module.training = mode
 
 
 def forward(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Outputs:
