@@ -14,6 +14,8 @@ import headscope
 from fixtures.building import build_family, reference_attentions
 from fixtures.families import FAMILIES
 from headscope.capture import agreement
+from headscope.capture.feed import Axis
+from headscope.capture.session import Capture
 from headscope.errors import ModelError
 from headscope.models.sites import find_sites
 from tests.test_capture import IDS, tiny_gpt2
@@ -260,3 +262,20 @@ def test_positions_that_join_the_tokens_are_refused_beside_padding(monkeypatch):
         headscope.analyze(joining(monkeypatch, 5, hide=True), ids=IDS)
     with pytest.raises(ModelError, match="not one row and one column a token"):
         headscope.analyze(joining(monkeypatch, 5), ids=[IDS, IDS[:5]], batch_size=2)
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "streaming"])
+def test_what_joined_the_tokens_of_one_batch_says_nothing_of_the_next(monkeypatch, engine):
+    with pytest.MonkeyPatch.context() as patch:
+        model = joining(patch, 5)
+        capture = Capture(model, find_sites(model), lambda site: True, (), engine=engine)
+        ids = torch.tensor([IDS, IDS])
+        capture.batch({"input_ids": ids}, {"text": Axis.plain(2, 12, ids.device)}, 2)
+        assert capture.findings.joined == {"text": (17, 12)}
+    agreement._agreed.clear()
+    del model.embeddings.forward
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    axis = Axis(mask.sum(dim=1), torch.zeros_like(ids, dtype=torch.bool))
+    capture.batch({"input_ids": ids, "attention_mask": mask}, {"text": axis}, 2)
+    assert not capture.unreadable

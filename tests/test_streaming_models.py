@@ -327,3 +327,23 @@ def test_an_argument_that_is_not_known_is_left_to_the_model(monkeypatch, strange
         headscope.analyze(model, inputs=inputs, metrics="all", engine=e) for e in ("streaming", "layerwise")
     )
     check_same(ours, theirs)
+
+
+def test_products_that_torch_may_round_are_summed_in_float32(strangers):
+    model, inputs = build_family("llama"), example_inputs(FAMILIES["llama"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = (headscope.analyze(model, inputs=inputs, engine=e) for e in ("streaming", "layerwise"))
+    exact = headscope.analyze(model, inputs=inputs, engine="streaming")
+    assert ours.engine == "streaming"
+    check_same(ours, theirs, tolerance=3e-2)
+    check_same(ours, exact, tolerance=3e-2)
+
+
+def test_what_is_no_number_in_one_layer_is_none_in_the_next():
+    """Also where only the next is asked for, and where the kind of model is known already."""
+    model, ids = build_family("bert"), {"input_ids": torch.tensor([IDS])}
+    headscope.analyze(model, inputs=ids)
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="NaN"):
+        headscope.analyze(model, inputs=ids, layer=2)

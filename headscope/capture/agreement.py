@@ -57,7 +57,9 @@ def agreed_mode(
         ModelError: It agrees in no mode; names the layer.
     """
     kinds = frozenset((type(s.module).__name__, s.uses_interface) for s in sites)
-    key = (type(model), model.dtype, kinds, frozenset(inputs))
+    device = model.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+    key = (type(model), dtype, kinds, frozenset(inputs))
     if key not in _agreed:
         short, kept = _short(inputs, lengths, size)
         try:
@@ -65,7 +67,7 @@ def agreed_mode(
         except ModelError:  # some models take a batch only as a whole; what else is wrong shows again
             short, kept = dict(inputs), dict(lengths)
             expected = _eager(model, sites, short, kept)
-        tolerance = _TOLERANCE.get(model.dtype, 1e-1)
+        tolerance = _TOLERANCE.get(dtype, 1e-1)
         faults = []
         for mode in ("named", "eager"):
             fault = _difference(model, sites, short, kept, expected, tolerance, mode)

@@ -138,14 +138,16 @@ class _Streaming:
         problem = problem_of(module, given, self.masks, self.eager)
         if problem is None:
             return self._as_it_is(module, given, watched)
-        context, weights = attend(*problem)
-        if watched:
-            query, key = problem[:2]
-            self.recorder.record(
-                module,
-                None,
-                lambda site, number: StreamedCall(site, number, weights, key.shape[1], query.shape[-1], context),
-            )
+        query, key = problem[:2]
+        # What is summed in float32 stays so where the caller lets torch round products.
+        with torch.autocast(query.device.type, enabled=False):
+            context, weights = attend(*problem)
+            if watched:
+                self.recorder.record(
+                    module,
+                    None,
+                    lambda site, number: StreamedCall(site, number, weights, key.shape[1], query.shape[-1], context),
+                )
         return context, None
 
     def _as_it_is(self, module: nn.Module, given: Mapping[str, Any], watched: bool) -> tuple[Tensor, Tensor | None]:
