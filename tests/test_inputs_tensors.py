@@ -18,7 +18,7 @@ from fixtures.building import build_family
 from headscope.errors import InputError
 from headscope.models.inputs import prepare
 from headscope.models.loading import LoadedModel, wrap_model
-from headscope.models.ready_tensors import ready_axis
+from headscope.models.ready_tensors import example_count, ready_axis
 from tests.tiny_checkpoints import byte_bpe, tiny_model, wordpiece
 
 LENGTHS = (6, 2, 4)
@@ -158,6 +158,11 @@ def test_packed_patches_are_as_many_examples_as_grids():
     result = headscope.analyze(model, inputs=inputs)
     assert result.inputs.texts == 1 and len(result.heads) == 4 and not result.warnings
     assert result.heads[0].chance["sink"] == pytest.approx(1 / 16)
+
+
+def test_packed_sounds_are_as_many_examples_as_lengths():
+    packed = {"input_features": torch.zeros(128, 64), "feature_lens": torch.tensor([60, 68])}
+    assert example_count(packed) == 2 and example_count({"input_features": torch.zeros(3, 64, 5)}) == 3
 
 
 def test_switches_and_lists_of_tensors_are_handed_on():

@@ -48,9 +48,13 @@ def ready_axis(
 
 
 def example_count(tensors: Mapping[str, Tensor]) -> int:
-    """How many examples inputs without tokens hold: packed patches of images come with the sizes of their grids."""
-    grids = [t for name, t in tensors.items() if "grid" in name and t.dim() == 2 and t.shape[1] == 3]
-    return len(grids[0]) if grids else len(next(iter(tensors.values())))
+    """How many examples inputs without tokens hold: packed ones come with the sizes of grids, or with lengths."""
+    for name, tensor in tensors.items():
+        if ("grid" in name and tensor.dim() == 2 and tensor.shape[1] == 3) or (
+            name.endswith("_lens") and tensor.dim() == 1
+        ):
+            return len(tensor)
+    return len(next(iter(tensors.values())))
 
 
 def _runs(mask: Tensor | None, size: tuple[int, int], prefix: str) -> tuple[list[int], list[int]]:
