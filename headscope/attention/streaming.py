@@ -13,15 +13,14 @@ Entropy is log(sum e) - sum(e s) / sum(e) with e = exp(s): two sums a tile and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headscope.attention.parallel import in_parallel
-from headscope.attention.tiles import HIDDEN, LOG2E, Band, Problem, Terms
-from headscope.attention.visibility import Target, Visibility
+from headscope.attention.tiles import LOG2E, Band, Problem, Terms
+from headscope.attention.visibility import HIDDEN, Target, Visibility
 
 # Between these a sum of powers of two is exact: nothing in it overflowed, and what underflowed does not show.
 _LEAST, _MOST = 1e-25, 1e30
@@ -82,22 +81,18 @@ def _sums(problem: Problem, shift: Tensor | None) -> _Sums:
     rest, dot = torch.zeros_like(problem.query[..., 0]), torch.zeros_like(problem.query[..., 0])
     context = problem.query.new_zeros(*problem.query.shape[:3], problem.value.shape[-1])
 
-    def work(bands: Iterable[tuple[Band, list[slice]]]) -> None:
-        room, other_room = problem.room(), problem.room()
-        for band, ranges in bands:
-            value = problem.over_keys(problem.value, band)
-            into_rest, into_dot, into_context = (problem.over_rows(t, band) for t in (rest, dot, context))
-            for keys, scores in zip(ranges, problem.tiles(band, ranges, shift, room), strict=True):
-                if keys.start == 0:
-                    # It is added at the end. Tiles that began behind it would be slow: nothing would be aligned.
-                    scores[..., 0] = HIDDEN
-                powers = torch.exp2(scores, out=other_room[: scores.numel()].view(scores.shape))
-                into_rest.add_(powers.sum(dim=-1))
-                into_context.add_(powers @ value[:, keys])
-                into_dot.add_(scores.mul_(powers).sum(dim=-1))
-
-    # The last rows see the most: they begin, so that all threads end together.
-    in_parallel(work, list(problem.bands(0, problem.visibility.rows))[::-1], rest.device)
+    room, other_room = problem.room(), problem.room(1)
+    for band, ranges in problem.bands(0, problem.visibility.rows):
+        value = problem.over_keys(problem.value, band)
+        into_rest, into_dot, into_context = (problem.over_rows(t, band) for t in (rest, dot, context))
+        for keys, scores in zip(ranges, problem.tiles(band, ranges, shift, room), strict=True):
+            if keys.start == 0:
+                # It is added at the end. Tiles that began behind it would be slow: nothing would be aligned.
+                scores[..., 0] = HIDDEN
+            powers = torch.exp2(scores, out=other_room[: scores.numel()].view(scores.shape))
+            into_rest.add_(powers.sum(dim=-1))
+            into_context.baddbmm_(powers, value[:, keys])
+            into_dot.add_(scores.mul_(powers).sum(dim=-1))
     first = torch.exp2(_shifted(problem.scores_at(Target(key=0)), shift))
     sink = _sink(problem, shift)
     return _Sums(rest, dot, first, sink, _context(problem, context, first, rest, sink), shift)

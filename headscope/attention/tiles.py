@@ -6,6 +6,7 @@ Scores are in units of log(2): their exponential is a power of two, the fastest 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.attention.visibility import Target, Visibility
+from headscope.attention.visibility import HIDDEN, Target, Visibility
 
 # A tile's rows.
 TILE_ROWS = 128
 # Rows that are multiplied with their targets in one go.
 TARGET_ROWS = 1024
 
-# What stands for minus infinity: times zero it is still zero.
-HIDDEN = -1e30
 LOG2E = math.log2(math.e)
+
+_rooms = threading.local()
 
 
 def tile_cells(device: torch.device) -> int:
@@ -120,32 +121,26 @@ class Problem:
 
     @cached_property
     def width(self) -> int:
-        """Keys of a tile."""
-        fit = self.cells // (TILE_ROWS * self.key.shape[1] * self.groups)
+        """Keys of a tile, at most: as many as fit with one head, since fewer and longer rows are faster than more heads."""
+        fit = self.cells // (TILE_ROWS * self.groups)
         return max(128, fit - fit % 64)
 
     def bands(self, start: int, stop: int) -> Iterator[tuple[Band, list[slice]]]:
         """Bands of these rows, each with the ranges of keys that hold all that its rows see."""
         for row in range(start, stop, TILE_ROWS):
             rows = slice(row, min(row + TILE_ROWS, stop))
-            ranges = list(self._key_ranges(rows))
-            for examples, heads in self._together(rows.stop - row):
+            low, high = self.visibility.span(rows.start, rows.stop)
+            ranges = [slice(key, min(key + self.width, high)) for key in range(low, high, self.width)]
+            for examples, heads in self._together((rows.stop - row) * min(self.width, max(high - low, 1))):
                 yield Band(examples, heads, rows), ranges
 
-    def _key_ranges(self, rows: slice) -> Iterator[slice]:
-        low, high = self.visibility.span(rows.start, rows.stop)
-        # Where a row sees up to itself, only the tile on the diagonal hides anything.
-        edge = min(max(rows.start, low), high) if self.visibility.causal else high
-        for start, stop in ((low, edge), (edge, high)):
-            for key in range(start, stop, self.width):
-                yield slice(key, min(key + self.width, stop))
-
-    def _together(self, rows: int) -> Iterator[tuple[slice, slice]]:
-        """Whole examples as far as a tile holds them, else some heads of one."""
+    def _together(self, cells: int) -> Iterator[tuple[slice, slice]]:
+        """Whole examples as far as a tile holds them, else some heads of one, given the cells of a single head."""
         batch, kv_heads = self.key.shape[:2]
-        cells = rows * self.groups * min(self.width, self.visibility.keys)
-        heads = max(1, min(kv_heads, self.cells // cells))
-        examples = max(1, self.cells // (cells * kv_heads)) if heads == kv_heads else 1
+        fit = max(1, self.cells // (cells * self.groups))
+        # As many in every part: 6 and 6 heads, not 8 and 4.
+        heads = -(-kv_heads // -(-kv_heads // fit))
+        examples = max(1, fit // kv_heads) if heads == kv_heads else 1
         for example in range(0, batch, examples):
             for head in range(0, kv_heads, heads):
                 yield slice(example, min(example + examples, batch)), slice(head, min(head + heads, kv_heads))
@@ -187,20 +182,31 @@ class Problem:
 
     def _mask(self, scores: Tensor, band: Band, keys: slice) -> None:
         rows = band.rows
-        closed = self.visibility.closed(rows.start, rows.stop, keys.start, keys.stop, scores.device)
-        if closed is None and not self.biases:
-            return
         examples = band.examples.stop - band.examples.start
         grid = scores.view(examples, -1, rows.stop - rows.start, self.groups, scores.shape[-1])
         for bias in self.biases:
             part = (bias if bias.shape[2] == 1 else bias[:, :, rows])[..., keys]
             grid.add_(self.spread(part, band), alpha=LOG2E)
+        closed = self.visibility.closed(rows.start, rows.stop, keys.start, keys.stop, scores.device)
         if closed is not None:
             grid.masked_fill_(self.spread(closed, band), HIDDEN)
+        later = self.visibility.later(rows.start, rows.stop, keys.stop, scores.device)
+        if later is not None:
+            start = max(keys.start, rows.start)
+            grid[..., start - keys.start :].add_(self.spread(later[..., start - rows.start :], band))
 
-    def room(self) -> Tensor:
-        """Memory for one tile."""
-        return self.query.new_empty(max(self.cells, TILE_ROWS * self.groups * self.width))
+    def room(self, number: int = 0) -> Tensor:
+        """Memory for one tile, which each thread keeps: on a processor, new memory costs as much as what is put there."""
+        cells = max(self.cells, TILE_ROWS * self.groups * self.width)
+        if self.query.device.type != "cpu":
+            return self.query.new_empty(cells)
+        room: Tensor | None = getattr(_rooms, str(number), None)
+        if room is None or len(room) < cells:
+            # What is made in inference mode cannot be written to outside of it.
+            with torch.inference_mode(False):
+                room = torch.empty(cells)
+            setattr(_rooms, str(number), room)
+        return room
 
     def scores_at(self, target: Target) -> Tensor:
         """Scores of each row on its target in units of log(2), (batch, kv_head, query * group); hidden where unseen."""

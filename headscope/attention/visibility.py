@@ -17,6 +17,9 @@ from torch import Tensor
 # Cells of a boolean matrix that are looked at in one go: bounds the memory of counting.
 CELLS = 1 << 22
 
+# What stands for minus infinity: times zero it is still zero.
+HIDDEN = -1e30
+
 _Any = TypeVar("_Any")
 
 
@@ -123,21 +126,25 @@ class Visibility:
         return (low, high) if low < high else (0, 0)
 
     def closed(self, start: int, stop: int, first: int, last: int, device: torch.device) -> Tensor | None:
-        """bool, (batch or 1, head or 1, rows or 1, keys): what is hidden in a tile, None where nothing is."""
-        hidden = None
-        if self.causal and last > start + 1:
-            shape = (stop - start, last - first)
-            hidden = torch.ones(shape, dtype=torch.bool, device=device).triu(start - first + 1)[None, None]
+        """bool, (batch or 1, head or 1, rows or 1, keys): what `open` hides in a tile, None where nothing."""
         if self.open is None:
-            return hidden
+            return None
         # Asked of a GPU, this would wait for it.
         ask = device.type == "cpu"
         if ask and self.remember(
             ("whole", start, stop, first, last), lambda: bool(self._tile(start, stop, first, last).all())
         ):
-            return hidden
-        closed = ~self._tile(start, stop, first, last)
-        return closed if hidden is None else hidden | closed
+            return None
+        return ~self._tile(start, stop, first, last)
+
+    def later(self, start: int, stop: int, last: int, device: torch.device) -> Tensor | None:
+        """float32, (1, 1, rows, keys from start to last): HIDDEN at keys after each row's own; None for no such keys."""
+        if not self.causal or last <= start + 1:
+            return None
+        shape = (stop - start, last - start)
+        return self.remember(
+            ("later", *shape, device), lambda: torch.full(shape, HIDDEN, device=device).triu(1)[None, None]
+        )
 
     def seeing(self) -> Tensor | None:
         """bool, (batch or 1, head or 1, rows): rows that see any key; None where all do."""
