@@ -261,10 +261,15 @@ def test_visibility_answers_from_its_mask(computation):
         part = cells[:, :, start:stop]
         assert not bool(part[..., :low].any()) and not bool(part[..., high:].any())
         if low < high:
+            shown = torch.ones_like(part[..., low:high])
             closed = visibility.closed(start, stop, low, high, cpu)
-            shown = ~part[..., low:high] if closed is None else closed.expand(part[..., low:high].shape)
-            assert torch.equal(~shown if closed is not None else shown.logical_not(), part[..., low:high])
-            assert closed is not None or bool(part[..., low:high].all())
+            if closed is not None:
+                shown &= ~closed
+            later = visibility.later(start, stop, high, cpu)
+            if later is not None:
+                first = max(low, start)
+                shown[..., first - low :] &= later[..., first - start :] == 0
+            assert torch.equal(shown, part[..., low:high])
     blind = ~cells.any(dim=-1)
     seeing = visibility.seeing()
     assert torch.equal(blind, torch.zeros_like(blind) if seeing is None else ~seeing.expand(blind.shape))

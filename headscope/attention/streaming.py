@@ -22,8 +22,9 @@ from torch import Tensor
 from headscope.attention.tiles import LOG2E, Band, Problem, Terms
 from headscope.attention.visibility import HIDDEN, Target, Visibility
 
-# Between these a sum of powers of two is exact: nothing in it overflowed, and what underflowed does not show.
-_LEAST, _MOST = 1e-25, 1e30
+# Between these a sum of powers of two is exact: nothing in it overflowed, nor its products with values up to one, nor
+# those with its terms' logarithms, and what underflowed does not show.
+_LEAST, _MOST = 1e-25, 1e36
 _MOST_POWER = 99.0
 
 
@@ -131,7 +132,8 @@ def _context(problem: Problem, sums: Tensor, first: Tensor, rest: Tensor, sink: 
 def _exact(problem: Problem, total: Tensor) -> Tensor:
     """Whether no row's sum has left the range in which float32 keeps it whole."""
     seeing = problem.visibility.seeing()
-    within = (total > _LEAST) & (total < _MOST)
+    least, most = problem.value.aminmax()
+    within = (total > _LEAST) & (total < _MOST / torch.maximum(most, -least).clamp(min=1))
     if seeing is not None:
         rows = problem.spread(seeing[..., None], problem.everything)[..., 0]
         within = within | ~rows.expand(*problem.key.shape[:2], problem.visibility.rows, problem.groups).flatten(2)

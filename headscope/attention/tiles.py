@@ -96,12 +96,14 @@ class Problem:
         batch, heads, rows, width = query.shape
         kv_heads = key.shape[1]
         groups = heads // kv_heads
-        scaled = query.float() * (terms.scaling * LOG2E)
-        scaled = scaled.reshape(batch, kv_heads, groups, rows, width).transpose(2, 3)
-        scaled = scaled.reshape(batch, kv_heads, rows * groups, width).contiguous()
+        # Into memory of the right order at once, for each copy costs as much as the rest of a tile.
+        scaled = query.new_empty(batch, kv_heads, rows, groups, width, dtype=torch.float32)
+        grouped = query.float().reshape(batch, kv_heads, groups, rows, width).transpose(2, 3)
+        torch.mul(grouped, terms.scaling * LOG2E, out=scaled)
         keys = key.float()
         mean = keys.mean(dim=2, keepdim=True) * (terms.softcap is None)
-        return Problem(scaled, (keys - mean).contiguous(), value.float().contiguous(), mean, groups, visibility, terms)
+        centred = torch.sub(keys, mean, out=torch.empty_like(keys, memory_format=torch.contiguous_format))
+        return Problem(scaled.flatten(2, 3), centred, value.float().contiguous(), mean, groups, visibility, terms)
 
     @cached_property
     def biases(self) -> tuple[Tensor, ...]:
@@ -121,7 +123,7 @@ class Problem:
 
     @cached_property
     def width(self) -> int:
-        """Keys of a tile, at most: as many as fit with one head, since fewer and longer rows are faster than more heads."""
+        """Keys of a tile: as many as fit with one head, since long rows are faster than many heads."""
         fit = self.cells // (TILE_ROWS * self.groups)
         return max(128, fit - fit % 64)
 
@@ -196,7 +198,7 @@ class Problem:
             grid[..., start - keys.start :].add_(self.spread(later[..., start - rows.start :], band))
 
     def room(self, number: int = 0) -> Tensor:
-        """Memory for one tile, which each thread keeps: on a processor, new memory costs as much as what is put there."""
+        """Memory for one tile, kept by each thread: on a processor, new memory costs more than what is put there."""
         cells = max(self.cells, TILE_ROWS * self.groups * self.width)
         if self.query.device.type != "cpu":
             return self.query.new_empty(cells)

@@ -138,7 +138,7 @@ class Visibility:
         return ~self._tile(start, stop, first, last)
 
     def later(self, start: int, stop: int, last: int, device: torch.device) -> Tensor | None:
-        """float32, (1, 1, rows, keys from start to last): HIDDEN at keys after each row's own; None for no such keys."""
+        """float32, (1, 1, rows, keys from start to last): HIDDEN after each row's own key; None where nothing is."""
         if not self.causal or last <= start + 1:
             return None
         shape = (stop - start, last - start)

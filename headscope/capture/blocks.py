@@ -67,18 +67,34 @@ class Rows(ABC):
 
     def has(self, target: Target) -> Tensor:
         """bool, (rows,): whether the target is a key that counts."""
-        key = target.positions(self.positions)
-        return (key >= self.first_key) & (key < self.view.keys)
+
+        def find() -> Tensor:
+            key = target.positions(self.positions)
+            return (key >= self.first_key) & (key < self.view.keys)
+
+        return self._once("has", (target, self.first_key), find)
 
     def sees(self, target: Target) -> Tensor:
         """bool, (batch or 1, 1, rows): whether each row may look at its target."""
-        return self.view.at(target.positions(self.positions), self.first_row).any(dim=1, keepdim=True)
 
-    @cached_property
+        def find() -> Tensor:
+            return self.view.at(target.positions(self.positions), self.first_row).any(dim=1, keepdim=True)
+
+        return self._once("sees", target, find)
+
+    @property
     def counts(self) -> Tensor:
         """int64, (batch or 1, 1, rows): keys that count and that each row may look at."""
-        counts = self.view.counts(self.valid.device)[..., self.first_row : self.first_row + self.size]
-        return counts - self.sees(Target(key=0)).long() if self.first_key else counts
+
+        def find() -> Tensor:
+            counts = self.view.counts(self.valid.device)[..., self.first_row : self.first_row + self.size]
+            return counts - self.sees(Target(key=0)).long() if self.first_key else counts
+
+        return self._once("counts", self.first_key, find)
+
+    def _once(self, what: str, of: object, find: Callable[[], Tensor]) -> Tensor:
+        """What is the same for the same rows of every layer that sees the same."""
+        return self.view.remember((what, of, self.first_row, self.size, self.valid.device), find)
 
     @abstractmethod
     def at(self, target: Target) -> Tensor:
@@ -183,12 +199,11 @@ class StreamedRows(Rows):
 
     def at(self, target: Target) -> Tensor:
         """Each row's weight on its target."""
-        weight = self.weights.at(target)
-        return weight / self._left if self.first_key else weight
+        return self._scaled(self.weights.at(target))
 
     def total(self) -> Tensor:
         """Each row's sum of weights."""
-        return self.weights.total(first=not self.first_key) / self._left
+        return self._scaled(self.weights.total(first=not self.first_key))
 
     def entropy(self, scaled: bool = False) -> Tensor:
         """Each row's -sum w ln(w + 1e-9), in nats."""
@@ -199,17 +214,17 @@ class StreamedRows(Rows):
         """Each row's sum of weights on some keys; in one pass, or one product a key where they are few."""
         wanted = [k for k in columns.any(dim=0).nonzero()[:, 0].tolist() if k >= self.first_key]
         if len(wanted) > _FEW_COLUMNS:
-            return self.weights.on(columns, first=not self.first_key) / self._left
-        zero = torch.zeros_like(self._left)
-        return sum((self.weights.at(Target(key=k)) * columns[:, k, None, None] for k in wanted), zero) / self._left
+            return self._scaled(self.weights.on(columns, first=not self.first_key))
+        zero = self.weights.total().new_zeros(self.weights.shape[:3])
+        return self._scaled(sum((self.weights.at(Target(key=k)) * columns[:, k, None, None] for k in wanted), zero))
 
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""
-        return self.weights.distance(first=not self.first_key) / self._left
+        return self._scaled(self.weights.distance(first=not self.first_key))
 
     def largest(self) -> Tensor:
         """Each row's largest weight."""
-        return self.weights.largest(first=not self.first_key) / self._left
+        return self._scaled(self.weights.largest(first=not self.first_key))
 
     def blocks(self) -> Iterator[RowBlock]:
         """The rows with their weights, computed anew."""
@@ -227,17 +242,19 @@ class StreamedRows(Rows):
         """The first key left out and rows scaled to sum to one; rows with less than 1e-3 left do not count."""
         return replace(self, valid=self.valid & (self.weights.total(first=False) >= 1e-3), first_key=1)
 
+    def _scaled(self, values: Tensor) -> Tensor:
+        """Divided by what is left of the rows' weights, where the first key is left out."""
+        return values / self._left if self.first_key else values
+
     @cached_property
     def _left(self) -> Tensor:
-        """What rows are divided by: what is left of them without the first key."""
-        left = self.weights.total(first=False) if self.first_key else torch.ones_like(self.weights.total())
-        return left.clamp(min=1e-3)
+        return self.weights.total(first=False).clamp(min=1e-3)
 
     @cached_property
     def _off_by_epsilon(self) -> Tensor:
         """sum w ln(1 + 1e-9 / w), 0 to 1e-9 a visible key: the middle for few keys, of a sample of rows for many."""
         if self.view.keys <= _FEW_KEYS:
-            return self.counts.float() * (EPSILON / 2)
+            return self._once("off", self.first_key, lambda: self.counts.float() * (EPSILON / 2))
         rows = torch.linspace(0, self.size - 1, _SAMPLED_ROWS).round().long().tolist()
         weights = torch.cat([self.weights.rows(row, row + 1) for row in rows], dim=2)
         off = (weights * (EPSILON / weights.clamp(min=1e-30)).log1p()).sum(dim=-1)

@@ -35,9 +35,10 @@ def head_records(
     shown = tuple(dict.fromkeys((*names, *rules.metrics)))
     without_sink = rules.without_sink()
     records = []
+    of_values, of_chances = ({n: _means(getattr(v, field)) for n, v in values.items()} for field in ("value", "chance"))
     for head in heads:
         place = facts.heads.index(head)
-        means, chances = means_of(values, place), {n: _mean(v.chance[:, place]) for n, v in values.items()}
+        means, chances = ({n: m[place] for n, m in each.items()} for each in (of_values, of_chances))
         pattern, runner_up = rules.label(means)
         records.append(
             HeadRecord(
@@ -75,12 +76,15 @@ def at_chance(name: str, value: float | None, chance: float | None) -> bool:
 
 def means_of(values: Mapping[str, Values], head: int) -> dict[str, float | None]:
     """One head's metrics as means over texts; None where no text could show one."""
-    return {name: _mean(v.value[:, head]) for name, v in values.items()}
+    return {name: _means(v.value)[head] for name, v in values.items()}
 
 
-def _mean(values: NDArray[np.float64]) -> float | None:
-    measured = values[~np.isnan(values)]
-    return float(measured.mean()) if measured.size else None
+def _means(values: NDArray[np.float64]) -> list[float | None]:
+    """Means over the first axis; None where there is nothing but NaN."""
+    measured = ~np.isnan(values)
+    counts = measured.sum(axis=0)
+    means = np.where(measured, values, 0.0).sum(axis=0) / np.maximum(counts, 1)
+    return [m if n else None for m, n in zip(means.tolist(), counts.tolist(), strict=True)]
 
 
 def _spreads(values: Mapping[str, NDArray[np.float64]]) -> dict[str, Spread] | None:

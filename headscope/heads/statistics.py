@@ -37,10 +37,14 @@ class _Sums:
 
 @dataclass
 class _Even:
-    """What even attention on the same keys gives, shared by all layers that see them: by metric."""
+    """What even attention on the same keys gives, shared by all layers that see them: values by metric.
+
+    `sums` has chance and count by variant, where no layer's own weights decide which rows count.
+    """
 
     rows: UniformRows
     values: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass
@@ -52,7 +56,7 @@ class HeadStatistics:
 
     variants: tuple[Variant, ...]
     _sums: dict[Layer, dict[str, _Sums]] = field(default_factory=dict)
-    _even: dict[tuple[int, int, int, int], _Even] = field(default_factory=dict)
+    _even: dict[tuple[int, ...], _Even] = field(default_factory=dict)
 
     def rows(self, site: Site, rows: Rows) -> None:
         """Add rows to the sums of their layer."""
@@ -78,11 +82,14 @@ class HeadStatistics:
                 even.values[name] = v.metric.rows(even.rows)[0]
             if v.adjusted:
                 eligible = eligible & could_differ(v.metric, even.rows)
-            _accumulate(sums.setdefault(v.name, _Sums()), value, even.values[name], eligible)
+            by_chance = even.sums.get(v.name) or _expected(even.values[name], eligible)
+            if not v.rest:
+                even.sums[v.name] = by_chance
+            _accumulate(sums.setdefault(v.name, _Sums()), value, eligible, *by_chance)
 
     def _evenly(self, rows: Rows) -> _Even:
-        # The entry holds the view and the special tokens, so that their ids stay theirs.
-        key = (id(rows.view), id(rows.special), rows.first_row, rows.first_key)
+        # The entry holds the view, the special tokens and the lengths, so that their ids stay theirs.
+        key = (id(rows.view), id(rows.special), id(rows.lengths), rows.first_row, rows.first_key)
         if key not in self._even:
             self._even[key] = _Even(UniformRows.like(rows))
         return self._even[key]
@@ -94,11 +101,17 @@ class HeadStatistics:
         return result
 
 
-def _accumulate(sums: _Sums, value: Tensor, chance: Tensor, eligible: Tensor) -> None:
-    counted = eligible.expand(value.shape)
-    sums.value = sums.value + value.masked_fill(~counted, 0).sum(dim=-1, dtype=torch.float64)
-    sums.chance = sums.chance + chance.expand(value.shape).masked_fill(~counted, 0).sum(dim=-1, dtype=torch.float64)
-    sums.count = sums.count + counted.sum(dim=-1)
+def _expected(chance: Tensor, eligible: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of chance values, float64, and the number of rows that count, (batch or 1, head or 1) each."""
+    counted = eligible & torch.ones_like(chance, dtype=torch.bool)
+    return chance.masked_fill(~counted, 0).sum(dim=-1, dtype=torch.float64), counted.sum(dim=-1)
+
+
+def _accumulate(sums: _Sums, value: Tensor, eligible: Tensor, chance: Tensor, count: Tensor) -> None:
+    value = value.masked_fill(~eligible, 0).sum(dim=-1, dtype=torch.float64)
+    sums.value = sums.value + value
+    sums.chance = sums.chance + chance.expand(value.shape)
+    sums.count = sums.count + count.expand(value.shape)
 
 
 def _values(name: str, sums: _Sums) -> Values:

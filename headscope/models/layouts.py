@@ -8,6 +8,7 @@ nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import nn
@@ -60,7 +61,7 @@ class Layout:
     query_bias: str = ""
     value_bias: str = ""
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names that a module must have to match."""
         return tuple(n for n in (self.query, self.key, self.value, self.fused, self.output) if n)
@@ -110,4 +111,5 @@ LAYOUTS = (
 
 def layout_of(module: nn.Module) -> Layout | None:
     """The first layout whose projections are all direct children or parameters of `module`, else None."""
-    return next((row for row in LAYOUTS if all(hasattr(module, name) for name in row.names)), None)
+    names = module._modules.keys() | module._parameters.keys()
+    return next((row for row in LAYOUTS if names.issuperset(row.names)), None)

@@ -132,6 +132,9 @@ def select_stacks(sites: Iterable[Site], wanted: Iterable[str] | None) -> tuple[
 
 
 # ------------------------------------------------------------------ finding modules
+_known_names: dict[tuple[type, str], bool] = {}
+
+
 def _no_attention(model: nn.Module) -> ModelError:
     suspects = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
     if suspects:
@@ -178,7 +181,13 @@ def _names_projections(module: nn.Module) -> bool:
 
 
 def _names_of(cls: type, name: str) -> bool:
-    """Whether any method that `cls` defines or inherits from a model file mentions `name`."""
+    """Whether any method that `cls` defines or inherits from a model file mentions `name`; remembered."""
+    if (cls, name) not in _known_names:
+        _known_names[cls, name] = _mentions(cls, name)
+    return _known_names[cls, name]
+
+
+def _mentions(cls: type, name: str) -> bool:
     for base in cls.__mro__:
         if base.__module__.startswith("torch."):
             continue
