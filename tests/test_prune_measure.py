@@ -19,12 +19,12 @@ import headscope
 from fixtures.families import FAMILIES, Family
 from fixtures.tokenizers import build_tokenizer
 from headscope.errors import InputError, ModelError
+from headscope.importance.examples import Examples, read_examples
 from headscope.models.inputs import prepare
 from headscope.models.loading import load_model
 from headscope.models.sites import find_sites
 from headscope.pruning import latency
 from headscope.pruning.cost import cost_of, layer_heads
-from headscope.pruning.examples import Examples, read_examples
 from headscope.pruning.latency import measure_latency, median_interval, parse_shapes, same_shapes
 from headscope.pruning.quality import PARTS, measure_quality, parts_of
 from tests.prune_cases import varied_heads

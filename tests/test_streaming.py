@@ -105,7 +105,7 @@ def test_everything_equals_plain_attention(computation, sizes):
             exists = (keys >= 0) & (keys < visibility.keys)
             check(str(target), found.at(target) * exists, weights.gather(-1, index)[..., 0] * exists, tolerance)
         start = visibility.rows // 3
-        check("rows", found.rows(start, visibility.rows), weights[:, :, start:], tolerance)
+        check("rows", found.rows(range(start, visibility.rows)), weights[:, :, start:], tolerance)
 
 
 def check_sums(found, weights, first, tolerance):
@@ -142,7 +142,7 @@ def test_scores_far_beyond_the_range_of_powers_of_two():
     expected, weights = plain(query, key, value, Visibility(40, 40, causal=True), Terms(1.0))
     assert (query @ key.mT).abs().max() > 5000
     check("context", context, expected, 5e-3)
-    check("rows", found.rows(0, 40), weights, 5e-3)
+    check("rows", found.rows(range(40)), weights, 5e-3)
     assert bool(torch.isfinite(found.entropy()).all())
 
 
@@ -163,7 +163,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     expected, weights = plain(query, key, value, Visibility(90, 90, causal=True), Terms(0.25))
     assert context.dtype == dtype
     check("context", context.double(), expected, torch.finfo(dtype).eps * float(expected.abs().max()))
-    check("rows", found.rows(0, 90), weights, 1e-6)
+    check("rows", found.rows(range(90)), weights, 1e-6)
 
 
 # ------------------------------------------------------------------ rows for consumers
@@ -177,7 +177,7 @@ def test_streamed_rows_answer_as_rows_with_weights_do(computation, rest, cells):
     special = torch.rand(1, keys) < 0.3
     facts = (valid, visibility, special, torch.full((batch,), rows), rows != keys, 0)
     streamed = StreamedRows(0, *facts, weights=found)
-    whole = RowBlock(0, *facts, weights=found.rows(0, rows))
+    whole = RowBlock(0, *facts, weights=found.rows(range(rows)))
     if rest:
         streamed, whole = streamed.without_first(), whole.without_first()
     with pytest.MonkeyPatch.context() as patch:

@@ -109,7 +109,7 @@ def test_half_precision_numbers_are_those_of_the_queries_and_keys_in_float32(dty
     shown, sinks = {}, {}
 
     def take(call):
-        rows = call.weights.rows(0, call.weights.shape[2])
+        rows = call.weights.rows(range(call.weights.shape[2]))
         shown[call.site.layer] = rows
         sinks[call.site.layer] = call.weights.at(attention_streaming.Target(key=0))
 

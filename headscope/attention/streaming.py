@@ -13,8 +13,8 @@ Entropy is log(sum e) - sum(e s) / sum(e) with e = exp(s): two sums a tile and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -233,20 +233,38 @@ class StreamedWeights:
             torch.maximum(into, powers.amax(dim=-1), out=into)
         return self._by_head(largest / self._scale)
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """The weights of some rows as they are, (batch, num_heads, stop - start, key); computed anew."""
-        problem, groups = self._problem, self._problem.groups
-        batch, heads, _, keys = self.shape
-        weights = problem.query.new_zeros(*problem.key.shape[:2], (stop - start) * groups, keys)
-        room = problem.room()
-        for band, ranges in problem.bands(start, stop):
-            into = weights[band.examples, band.heads, (band.rows.start - start) * groups :]
-            scale = problem.over_rows(self._scale, band)[..., None]
-            for part, scores in zip(ranges, problem.tiles(band, ranges, self._sums.shift, room), strict=True):
-                where = into[:, :, : scores.shape[1], part]
-                where.copy_(scores.exp2_().div_(scale).view(where.shape))
-        by_head = weights.view(batch, -1, stop - start, groups, keys).transpose(2, 3)
-        return by_head.reshape(batch, heads, stop - start, keys)
+    def rows(self, rows: Sequence[int]) -> Tensor:
+        """The weights of some rows as they are, (batch, num_heads, len(rows), key); computed anew."""
+        problem, groups, rows = self._problem, self._problem.groups, list(rows)
+        places = [row * groups + head for row in rows for head in range(groups)]
+        terms = problem.terms
+        few = replace(
+            problem,
+            query=problem.query[:, :, places].contiguous(),
+            visibility=Visibility(len(rows), self.shape[3], open=self._seen_by(rows)),
+            terms=replace(terms, biases=tuple(b if b.shape[2] == 1 else b[:, :, rows] for b in terms.biases)),
+        )
+        weights = few.query.new_zeros(*few.query.shape[:3], self.shape[3])
+        room, shift = few.room(), self._sums.shift
+        shift = None if shift is None else shift[..., places].contiguous()
+        for band, ranges in few.bands(0, len(rows)):
+            into = few.over_rows(weights, band)
+            for keys, scores in zip(ranges, few.tiles(band, ranges, shift, room), strict=True):
+                into[..., keys] = scores.exp2_()
+        weights.div_(self._scale[..., places, None])
+        by_head = weights.view(*weights.shape[:2], len(rows), groups, -1).transpose(2, 3)
+        return by_head.reshape(*self.shape[:2], len(rows), -1)
+
+    def _seen_by(self, rows: list[int]) -> Tensor:
+        """bool, (batch or 1, head or 1, len(rows), key)."""
+        view = self.visibility
+        seen = torch.ones(1, 1, len(rows), view.keys, dtype=torch.bool, device=self.device)
+        if view.causal:
+            seen = torch.arange(view.keys, device=self.device) <= torch.tensor(rows, device=self.device)[:, None]
+            seen = seen[None, None]
+        if view.open is None:
+            return seen
+        return seen & (view.open if view.open.shape[2] == 1 else view.open[:, :, rows])
 
     def _pass(self, reduce: Callable[[Band, slice, Tensor], Tensor], first: bool) -> Tensor:
         result = torch.zeros_like(self._scale)

@@ -234,7 +234,7 @@ class StreamedRows(Rows):
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             block = RowBlock(
-                start, self.valid[..., start:stop], **facts, first_key=0, weights=self.weights.rows(start, stop)
+                start, self.valid[..., start:stop], **facts, first_key=0, weights=self.weights.rows(range(start, stop))
             )
             yield block.without_first() if self.first_key else block
 
@@ -256,7 +256,7 @@ class StreamedRows(Rows):
         if self.view.keys <= _FEW_KEYS:
             return self._once("off", self.first_key, lambda: self.counts.float() * (EPSILON / 2))
         rows = torch.linspace(0, self.size - 1, _SAMPLED_ROWS).round().long().tolist()
-        weights = torch.cat([self.weights.rows(row, row + 1) for row in rows], dim=2)
+        weights = self.weights.rows(rows)
         off = (weights * (EPSILON / weights.clamp(min=1e-30)).log1p()).sum(dim=-1)
         return torch.nn.functional.interpolate(off, self.size, mode="linear", align_corners=True)
 

@@ -12,6 +12,7 @@ from headscope.models.exceptions import ARRANGEMENTS
 from headscope.models.head_counts import is_gated, shape_of
 from headscope.models.layouts import Arrangement, Layout, Role
 from headscope.models.parts import NotPlain, Parameter, Part, Parts, find_parts, model_type, outside_output
+from headscope.models.pruned import HeadState, pruned_state
 from headscope.models.rows import HeadShape, Rows, fused_rows
 from headscope.models.sites import Site
 
@@ -83,6 +84,12 @@ def projections(site: Site, shape: HeadShape | None = None, *, model: nn.Module 
     """
     parts = find_parts(site)
     return _located(site, parts, shape or shape_of(site, parts), model)
+
+
+def state_of(site: Site, found: Projections) -> HeadState:
+    """The heads of a site's module, original and left."""
+    shape = found.shape
+    return pruned_state(site.module) or HeadState(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.value_dim)
 
 
 def arrangement_runs(site: Site, found: Projections) -> int | None:

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
 from headscope.errors import InputError, ModelError
+from headscope.importance.examples import Examples, Source, read_examples
 from headscope.models.loading import LoadedModel, load_model, wrap_model
 from headscope.models.pruned import set_pruned_state
 from headscope.models.versions import versions
 from headscope.pruning.cost import cost_of, describe, layer_heads
 from headscope.pruning.directory import check_directory
-from headscope.pruning.examples import Examples, Source, read_examples
 from headscope.pruning.latency import SHAPES, Shape, measure_latency, parse_shapes, same_shapes
 from headscope.pruning.masking import mask_heads
 from headscope.pruning.plan import Heads, Plan, current_plan, make_plan

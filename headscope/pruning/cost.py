@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from headscope.errors import ModelError
 from headscope.models.loading import LoadedModel
-from headscope.models.projections import Projections, projections
+from headscope.models.projections import Projections, projections, state_of
 from headscope.models.pruned import HeadState, pruned_state
 from headscope.models.sites import Site, find_sites
 from headscope.models.text_config import text_config
-from headscope.pruning.plan import state_of
 from headscope.pruning.result import LayerHeads
 from headscope.results import ModelInfo, Stack
 

@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from headscope.errors import InputError
 from headscope.models.parts import NotPlain
-from headscope.models.projections import projections
+from headscope.models.projections import projections, state_of
 from headscope.models.sites import Site, find_sites
 from headscope.pruning.edits import Slot, Zero
-from headscope.pruning.plan import state_of
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headscope.errors import InputError, ModelError
-from headscope.models.projections import Projections, arrangement_runs, projections
+from headscope.models.projections import Projections, arrangement_runs, projections, state_of
 from headscope.models.pruned import HeadState, pruned_state
 from headscope.models.sites import Site, find_sites
 from headscope.pruning.groups import Groups
@@ -93,12 +93,6 @@ def make_plan(
 def current_plan(model: PreTrainedModel) -> Plan:
     """What was removed from a model up to now, as a plan that changes nothing."""
     return _plan(find_sites(model), [], [])
-
-
-def state_of(site: Site, found: Projections) -> HeadState:
-    """The heads of a site's module, original and left."""
-    shape = found.shape
-    return pruned_state(site.module) or HeadState(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.value_dim)
 
 
 # ------------------------------------------------------------------ what is asked for

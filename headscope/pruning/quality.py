@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from headscope.errors import InputError, ModelError
-from headscope.models.batches import Batch, TokenAxis, mask_of
+from headscope.importance.examples import Examples, Label
+from headscope.importance.loss import PARTS, kind_of, logits_of, output_of, parts_of, pooled
+from headscope.models.batches import Batch, mask_of
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
 from headscope.models.signature import AUDIO_INPUTS, IMAGE_INPUTS, takes, takes_any
-from headscope.pruning.examples import Examples, Label
 from headscope.pruning.result import Quality
 
-# As many parts as make the share that is masked at once that of BERT's training (15 %).
-PARTS = 7
 # exp of more is no float.
 _LARGEST = 709.0
 _HINT = "leave --eval out, or take a checkpoint with a language-model or classifier head"
@@ -99,23 +96,6 @@ def check_examples(loaded: LoadedModel, examples: Examples) -> None:
         raise ModelError(f"{loaded.name} has no mask token, so its loss cannot be measured", _HINT)
 
 
-def kind_of(model: PreTrainedModel) -> str:
-    """`causal`, `masked`, `classifier` or `other`, by the model's class."""
-    name = type(model).__name__
-    if name in _names(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES):
-        return "classifier"
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "other"
-    if name in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or name.endswith("ForCausalLM"):
-        return "causal"
-    return "masked" if name in _names(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) else "other"
-
-
-def _names(mapping: Mapping[str, Any]) -> set[str]:
-    """The names of a table of transformers', one or several for each kind of model."""
-    return {name for value in mapping.values() for name in ((value,) if isinstance(value, str) else value)}
-
-
 # ------------------------------------------------------------------ language models
 def _perplexity(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepared) -> Quality:
     if not any(int(batch.axes["text"].lengths.max()) > 1 for batch in prepared.batches):
@@ -131,7 +111,8 @@ def _exp(loss: float) -> float:
 
 
 def _next_tokens(model: PreTrainedModel, batch: Batch) -> _Sum:
-    logits, ids = _logits(model, batch.inputs), batch.inputs["input_ids"]
+    ids = batch.inputs["input_ids"]
+    logits = logits_of(model, batch.inputs, ids)
     real = mask_of(batch.axes["text"]).bool().to(ids.device)[:, 1:]
     return _negative_log_likelihood(logits[:, :-1][real], ids[:, 1:][real])
 
@@ -154,34 +135,13 @@ def _masked_tokens(model: PreTrainedModel, batch: Batch, mask: int, seed: int) -
     for part in range(PARTS):
         masked = parts == part
         if masked.any():
-            logits = _logits(model, batch.inputs | {"input_ids": ids.masked_fill(masked, mask)})
+            logits = logits_of(model, batch.inputs | {"input_ids": ids.masked_fill(masked, mask)}, ids)
             yield _negative_log_likelihood(logits[masked], ids[masked])
-
-
-def parts_of(axis: TokenAxis, order: Sequence[int], seed: int) -> Tensor:
-    """int64, (batch, n): the part that each token is masked with, -1 for special tokens and padding.
-
-    A text's parts depend on the seed and on its place in the file, not on how texts are batched.
-    """
-    parts = torch.full(axis.special.shape, -1)
-    tokens = mask_of(axis).bool() & ~axis.special
-    for row, number in enumerate(order):
-        places = tokens[row].nonzero().flatten()
-        dealt = np.random.default_rng((seed, number)).permutation(len(places)) % PARTS
-        parts[row, places] = torch.from_numpy(dealt)
-    return parts
 
 
 def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> _Sum:
     loss = functional.cross_entropy(logits.float(), targets, reduction="none")
     return _Sum(float(loss.double().sum()), len(targets))
-
-
-def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
-    logits = getattr(model(**inputs), "logits", None)
-    if not isinstance(logits, Tensor) or logits.shape[:2] != inputs["input_ids"].shape:
-        raise ModelError(f"{type(model).__name__} gives no prediction for each token", _HINT)
-    return logits
 
 
 def _added(parts: Iterable[_Sum]) -> _Sum:
@@ -233,29 +193,7 @@ def _accuracy(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepare
 def _cosine(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepared) -> Quality:
     cosines: list[float] = []
     for batch in prepared.batches:
-        axis = batch.axes.get("decoder") or batch.axes["text"]
-        first, second = (_pooled(_output(model, batch), axis) for model in (before, after))
+        first, second = (pooled(output_of(model, batch).double().cpu(), batch) for model in (before, after))
         cosines += functional.cosine_similarity(first, second, dim=-1).tolist()
     detail = "mean over texts of the cosine to the output before, averaged over each text's tokens"
     return Quality("cosine", "higher", 1.0, math.fsum(cosines) / len(cosines), prepared.texts, prepared.tokens, detail)
-
-
-def _output(model: PreTrainedModel, batch: Batch) -> Tensor:
-    given = model(**batch.inputs)
-    for name in ("last_hidden_state", "logits"):
-        found = getattr(given, name, None)
-        if isinstance(found, Tensor):
-            return found
-    tensors = [t for t in given.to_tuple() if isinstance(t, Tensor) and t.is_floating_point()]
-    if not tensors:
-        raise ModelError(f"{type(model).__name__} gives no numbers to compare", _HINT)
-    return tensors[0]
-
-
-def _pooled(output: Tensor, axis: TokenAxis) -> Tensor:
-    """(batch, features) in float64: the mean over each example's real tokens, where there is an axis of tokens."""
-    output = output.double().cpu()
-    mask = mask_of(axis).bool()
-    if output.ndim < 3 or output.shape[:2] != mask.shape:
-        return output.flatten(1)
-    return (output * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)

@@ -15,11 +15,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headscope.errors import ModelError
-from headscope.models.projections import projections
+from headscope.models.projections import projections, state_of
 from headscope.models.pruned import pruned_state
 from headscope.models.sites import find_sites
 from headscope.pruning.groups import Groups
-from headscope.pruning.plan import ModulePlan, Plan, state_of
+from headscope.pruning.plan import ModulePlan, Plan
 
 KEY = "headscope"
 VERSION = 1

@@ -13,12 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.errors import InputError, ModelError
 from headscope.models.exceptions import SAME_WITHOUT_WIDTH_CHECK
-from headscope.models.projections import projections
+from headscope.models.projections import projections, state_of
 from headscope.models.pruned import HeadState
 from headscope.models.sites import Site, find_sites
 from headscope.pruning.edits import Slot
 from headscope.pruning.numbers import HEADS, KV_HEADS
-from headscope.pruning.plan import state_of
 from headscope.pruning.restore import restore
 from headscope.pruning.runtime import ConfigView, shares_bias
 from headscope.pruning.spec import write_heads

@@ -1,0 +1,1 @@
+"""Which heads matter: scores on the user's own data, and which heads to remove by them."""

@@ -1,0 +1,101 @@
+"""What every importance method is given and gives; a method is a decorated function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from headscope.errors import InputError
+from headscope.importance.outputs import Output
+from headscope.importance.texts import Data
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is scored on what.
+
+    Attributes:
+        model: In evaluation mode.
+        outputs: Where its heads meet.
+        data: Texts; None for methods that need none.
+        unit: `head` or `kv-group`.
+        replace: What a removed head is replaced by, `zero` or `mean`, where a method tries that.
+        normalise: Divide each layer's scores by their L2 norm (Michel et al. 2019, section 4.1).
+        seed: For everything random.
+        report: Called with lines for the user: what it will cost.
+    """
+
+    model: PreTrainedModel
+    outputs: tuple[Output, ...]
+    data: Data | None
+    unit: str = "head"
+    replace: str = "zero"
+    normalise: bool = False
+    seed: int = 0
+    report: Callable[[str], None] = lambda line: None
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """One layer's scores, in the order of `Output.units(unit)`.
+
+    Attributes:
+        scores: float64, (units,): the more, the more it costs to remove the unit; loss in nats where `nats` is.
+        errors: float64, (units,): standard errors over texts; None where a method has none.
+        order: Places of the units in the order in which they should go, the first first; None means by score.
+        losses: float64, (units + 1,): the loss that is added when the first k of `order` are gone, k = 0, 1, …; None
+            where a method knows single units only.
+    """
+
+    scores: NDArray[np.float64]
+    errors: NDArray[np.float64] | None = None
+    order: tuple[int, ...] | None = None
+    losses: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named way to score heads.
+
+    Attributes:
+        score: From a task to each output's scores, by `Output.name`.
+        needs_data: Whether it needs texts.
+        for_repair: It says which heads can be made up for, so it is of use with a repair only.
+    """
+
+    name: str
+    score: Callable[[Task], Mapping[str, LayerScores]]
+    needs_data: bool = True
+    for_repair: bool = False
+    summary: str = field(default="")
+
+
+METHODS: dict[str, Method] = {}
+
+
+def importance_method(
+    name: str, *, needs_data: bool = True, for_repair: bool = False
+) -> Callable[[Callable[[Task], Mapping[str, LayerScores]]], Callable[[Task], Mapping[str, LayerScores]]]:
+    """Register a function as an importance method; the first line of its docstring says what it is."""
+
+    def register(function: Callable[[Task], Mapping[str, LayerScores]]) -> Callable[[Task], Mapping[str, LayerScores]]:
+        summary = (function.__doc__ or "").partition("\n")[0].rstrip(".")
+        METHODS[name] = Method(name, function, needs_data, for_repair, summary)
+        return function
+
+    return register
+
+
+def method_named(name: str) -> Method:
+    """The method of a name.
+
+    Raises:
+        InputError: There is none.
+    """
+    if name not in METHODS:
+        raise InputError(f"there is no importance method '{name}'", f"Methods: {', '.join(METHODS)}.")
+    return METHODS[name]

@@ -1,0 +1,164 @@
+"""The user's texts: cut into pieces that a model takes whole, and dealt out so that what judges has chosen nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headscope.errors import InputError
+from headscope.importance.examples import Examples, Label
+from headscope.importance.loss import Loss, kind_of, loss_of
+from headscope.models.batches import Batch
+from headscope.models.inputs import prepare
+from headscope.models.limits import text_limit
+from headscope.models.loading import LoadedModel
+
+# Tokens of a piece, special ones included, where the model takes as many.
+LENGTH = 256
+# Shorter texts and remainders say little.
+_LEAST = 8
+# With fewer texts than this for each role, pieces of one text may serve several roles.
+_TEXTS_EACH = 8
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text that the model takes whole.
+
+    Attributes:
+        text: What it says.
+        label: Its label, as the user wrote it; None for none.
+        source: The number of the user's text that it was cut from.
+        tokens: How many tokens the model reads, special ones included.
+    """
+
+    text: str
+    label: Label | None
+    source: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a role gets of the texts.
+
+    Attributes:
+        weight: Relative to the other roles.
+        most: Tokens at most; None for no limit.
+    """
+
+    weight: float
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches and the loss on them.
+
+    Attributes:
+        batches: Orders count from 0.
+        loss: What fits the model; where it is a distance, `Loss.remember` is still to be called.
+        texts, tokens: How many.
+    """
+
+    batches: tuple[Batch, ...]
+    loss: Loss
+    texts: int
+    tokens: int
+
+
+def cut(loaded: LoadedModel, examples: Examples, length: int | None = None) -> tuple[Piece, ...]:
+    """Texts as pieces of at most `length` tokens, cut between tokens; whole where a label or a decoder needs all of it.
+
+    Args:
+        length: Tokens a piece, special ones included; None takes `LENGTH`, or the model's limit if that is less.
+
+    Raises:
+        InputError: No piece is left that has `_LEAST` tokens.
+    """
+    limit = text_limit(loaded.model, loaded.tokenizer)
+    most = min(length or LENGTH, limit or length or LENGTH)
+    whole = kind_of(loaded.model) == "classifier" or bool(getattr(loaded.model.config, "is_encoder_decoder", False))
+    tokenizer: Any = loaded.tokenizer
+    pieces: list[Piece] = []
+    for source, (text, label) in enumerate(zip(examples.texts, examples.labels, strict=True)):
+        if whole or not getattr(tokenizer, "is_fast", False):
+            count = len(tokenizer(text, truncation=False)["input_ids"])
+            pieces.append(Piece(text, label, source, min(count, most)))
+            continue
+        special = tokenizer.num_special_tokens_to_add(pair=False)
+        pieces += (Piece(part, label, source, n + special) for part, n in _parts(tokenizer, text, most - special))
+    if not pieces:
+        raise InputError(f"no text has {_LEAST} tokens", "give longer texts")
+    return tuple(pieces)
+
+
+def _parts(tokenizer: Any, text: str, size: int) -> Iterator[tuple[str, int]]:
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False)["offset_mapping"]
+    for start in range(0, len(offsets), size):
+        part = offsets[start : start + size]
+        words = text[part[0][0] : part[-1][1]]
+        if len(part) >= _LEAST and words.strip():
+            yield words, len(part)
+
+
+def deal(pieces: Sequence[Piece], shares: Mapping[str, Share], seed: int = 0) -> dict[str, tuple[Piece, ...]]:
+    """Deal pieces out to roles, by chance and without overlap; all pieces of a text to the same role if texts suffice.
+
+    A role that is full is passed over; what nobody takes is left.
+
+    Raises:
+        InputError: There are fewer pieces than roles.
+    """
+    sources = list(dict.fromkeys(p.source for p in pieces))
+    by_text = len(sources) >= _TEXTS_EACH * len(shares)
+    groups: dict[int, list[Piece]] = {}
+    for number, piece in enumerate(pieces):
+        groups.setdefault(piece.source if by_text else number, []).append(piece)
+    if len(groups) < len(shares):
+        raise InputError(
+            f"{len(groups)} pieces of text are too few for {', '.join(shares)}",
+            "give more text, so that nothing is chosen on the text that judges it",
+        )
+    dealt: dict[str, list[Piece]] = {role: [] for role in shares}
+    tokens = dict.fromkeys(shares, 0)
+    order = np.random.default_rng(seed).permutation(len(groups))
+    for group in (list(groups.values())[i] for i in order):
+        open_ = [r for r in shares if not _full(shares[r], tokens[r])]
+        if not open_:
+            break
+        role = min(open_, key=lambda r: tokens[r] / shares[r].weight)
+        dealt[role] += group
+        tokens[role] += sum(p.tokens for p in group)
+    return {role: tuple(found) for role, found in dealt.items()}
+
+
+def _full(share: Share, tokens: int) -> bool:
+    return share.most is not None and tokens >= share.most
+
+
+def ready(
+    loaded: LoadedModel,
+    pieces: Sequence[Piece],
+    labels: Sequence[int] = (),
+    *,
+    length: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Data:
+    """Pieces as batches, and the loss on them.
+
+    Args:
+        labels: A classifier's, by piece.
+        length: As for `cut`.
+        batch_size: Texts a batch; None chooses by length.
+    """
+    texts = [p.text for p in pieces]
+    decoder = texts if getattr(loaded.model.config, "is_encoder_decoder", False) else None
+    limit = text_limit(loaded.model, loaded.tokenizer)
+    most = min(length or LENGTH, limit or length or LENGTH)
+    prepared = prepare(loaded, texts=texts, decoder_texts=decoder, max_length=most, batch_size=batch_size)
+    return Data(prepared.batches, loss_of(loaded, labels, seed), prepared.texts, prepared.tokens)
