@@ -22,7 +22,7 @@ class Task:
         model: In evaluation mode.
         outputs: Where its heads meet.
         data: Texts; None for methods that need none.
-        unit: `head` or `kv-group`.
+        units: What is scored: `head`, `kv-group`, or both.
         replace: What a removed head is replaced by, `zero` or `mean`, where a method tries that.
         normalise: Divide each layer's scores by their L2 norm (Michel et al. 2019, section 4.1).
         seed: For everything random.
@@ -32,7 +32,7 @@ class Task:
     model: PreTrainedModel
     outputs: tuple[Output, ...]
     data: Data | None
-    unit: str = "head"
+    units: tuple[str, ...] = ("head",)
     replace: str = "zero"
     normalise: bool = False
     seed: int = 0
@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True)
 class LayerScores:
-    """One layer's scores, in the order of `Output.units(unit)`.
+    """One layer's scores for one kind of unit, in the order of `Output.units(unit)`.
 
     Attributes:
         scores: float64, (units,): the more, the more it costs to remove the unit; loss in nats where `nats` is.
@@ -57,18 +57,22 @@ class LayerScores:
     losses: NDArray[np.float64] | None = None
 
 
+Scored = Mapping[tuple[str, str], LayerScores]
+"""Scores by kind of unit and `Output.name`."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A named way to score heads.
 
     Attributes:
-        score: From a task to each output's scores, by `Output.name`.
+        score: From a task to the scores of every unit.
         needs_data: Whether it needs texts.
         for_repair: It says which heads can be made up for, so it is of use with a repair only.
     """
 
     name: str
-    score: Callable[[Task], Mapping[str, LayerScores]]
+    score: Callable[[Task], Scored]
     needs_data: bool = True
     for_repair: bool = False
     summary: str = field(default="")
@@ -79,10 +83,10 @@ METHODS: dict[str, Method] = {}
 
 def importance_method(
     name: str, *, needs_data: bool = True, for_repair: bool = False
-) -> Callable[[Callable[[Task], Mapping[str, LayerScores]]], Callable[[Task], Mapping[str, LayerScores]]]:
+) -> Callable[[Callable[[Task], Scored]], Callable[[Task], Scored]]:
     """Register a function as an importance method; the first line of its docstring says what it is."""
 
-    def register(function: Callable[[Task], Mapping[str, LayerScores]]) -> Callable[[Task], Mapping[str, LayerScores]]:
+    def register(function: Callable[[Task], Scored]) -> Callable[[Task], Scored]:
         summary = (function.__doc__ or "").partition("\n")[0].rstrip(".")
         METHODS[name] = Method(name, function, needs_data, for_repair, summary)
         return function
