@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
-from headscope.errors import InputError, ModelError
+from headscope.errors import InputError
 from headscope.importance.examples import Examples, Source, read_examples
-from headscope.models.loading import LoadedModel, load_model, wrap_model
+from headscope.models.describe import describe
+from headscope.models.loading import LoadedModel
 from headscope.models.pruned import set_pruned_state
 from headscope.models.versions import versions
-from headscope.pruning.cost import cost_of, describe, layer_heads
+from headscope.models.whole import whole_model
+from headscope.pruning.cost import cost_of, layer_heads
 from headscope.pruning.directory import check_directory
 from headscope.pruning.latency import SHAPES, Shape, measure_latency, parse_shapes, same_shapes
 from headscope.pruning.masking import mask_heads
@@ -96,7 +97,7 @@ def prune(
         seed=seed,
     )
     options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
-    loaded = _loaded(model, tokenizer, processor, options | {"trust_remote_code": trust_remote_code})
+    loaded = whole_model(model, tokenizer, processor, options | {"trust_remote_code": trust_remote_code})
     with evaluating(loaded.model):
         return _pruned(loaded, wanted)
 
@@ -128,22 +129,6 @@ def _shapes(latency: bool | str) -> tuple[Shape, ...]:
     if isinstance(latency, str):
         return parse_shapes(latency)
     return SHAPES if latency else ()
-
-
-def _loaded(
-    model: str | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
-) -> LoadedModel:
-    if isinstance(model, PreTrainedModel):
-        loaded = wrap_model(model, tokenizer=tokenizer, processor=processor)
-    else:
-        loaded = load_model(model, tokenizer=tokenizer, own_class=True, **options)
-    absent = [name for name, parameter in loaded.model.named_parameters() if parameter.device.type == "meta"]
-    if absent:
-        raise ModelError(
-            f"{len(absent)} weights of {loaded.name} are not in memory (one is {absent[0]}): offloaded or never loaded",
-            "Load the model as a whole: without --device-map, or on a device that has room for it.",
-        )
-    return loaded
 
 
 # ------------------------------------------------------------------ the pruned copy

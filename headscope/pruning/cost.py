@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headscope.errors import ModelError
-from headscope.models.loading import LoadedModel
-from headscope.models.projections import Projections, projections, state_of
+from headscope.models.describe import located
+from headscope.models.projections import Projections
 from headscope.models.pruned import HeadState, pruned_state
 from headscope.models.sites import Site, find_sites
-from headscope.models.text_config import text_config
 from headscope.pruning.result import LayerHeads
-from headscope.results import ModelInfo, Stack
 
 # Arguments of attention modules that take the keys and values of earlier tokens.
 _CACHES = {"cache", "past_key_values", "past_key_value", "layer_past"}
@@ -34,7 +31,7 @@ class Cost:
 
 def cost_of(model: PreTrainedModel) -> Cost:
     """Count a model's parameters and bytes, from shapes and dtypes alone."""
-    sites = _located(model)
+    sites = located(model)
     attention = {id(p): p for site, found in sites for p in _parameters(site, found)}
     return Cost(
         params=model.num_parameters(),
@@ -59,17 +56,6 @@ def _cache_bytes(site: Site, found: Projections) -> int:
     """
     shape = found.shape
     return shape.num_kv_heads * (shape.head_dim + shape.value_dim) * found.key.weight.tensor.element_size()
-
-
-def _located(model: PreTrainedModel) -> list[tuple[Site, Projections | None]]:
-    """All sites with their projections; None where those are not plain."""
-    found: list[tuple[Site, Projections | None]] = []
-    for site in find_sites(model):
-        try:
-            found.append((site, projections(site, model=model)))
-        except ModelError:
-            found.append((site, None))
-    return found
 
 
 def _parameters(site: Site, found: Projections | None) -> Iterator[nn.Parameter]:
@@ -113,31 +99,3 @@ def _layer(site: Site, state: HeadState) -> LayerHeads:
         gone=state.gone,
         zeroed=state.zeroed,
     )
-
-
-def describe(loaded: LoadedModel) -> ModelInfo:
-    """What a model is; heads are those of the original, layers those whose heads can be told apart."""
-    model = loaded.model
-    states = [(site, state_of(site, found)) for site, found in _located(model) if found is not None]
-    stacks: dict[str, list[tuple[int, int]]] = {}
-    for site, state in states:
-        stacks.setdefault(site.stack, []).append((site.layer, state.num_heads))
-    hidden = getattr(text_config(model), "hidden_size", None)
-    depth = getattr(model.config, "num_hidden_layers", None)
-    return ModelInfo(
-        name=loaded.name,
-        type=model.config.model_type,
-        class_name=type(model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-        num_layers=depth if list(stacks) == ["self"] else _same([len(layers) for layers in stacks.values()]),
-        num_heads=_same([state.num_heads for _, state in states]),
-        num_kv_heads=_same([state.num_kv_heads for _, state in states]),
-        head_dim=_same([state.head_dim for _, state in states]),
-        hidden_size=hidden if isinstance(hidden, int) else None,
-        stacks=tuple(Stack(n, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)) for n, pairs in stacks.items()),
-    )
-
-
-def _same(values: Sequence[int]) -> int | None:
-    return values[0] if len(set(values)) == 1 else None
