@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
-from headscope.errors import InputError
+from headscope.errors import InputError, ModelError
 from headscope.importance.examples import Examples, Label
 from headscope.importance.loss import Loss, kind_of, loss_of
 from headscope.models.batches import Batch
@@ -162,3 +163,34 @@ def ready(
     most = min(length or LENGTH, limit or length or LENGTH)
     prepared = prepare(loaded, texts=texts, decoder_texts=decoder, max_length=most, batch_size=batch_size)
     return Data(prepared.batches, loss_of(loaded, labels, seed), prepared.texts, prepared.tokens)
+
+
+def label_numbers(model: PreTrainedModel, labels: Sequence[Label | None]) -> list[int]:
+    """The numbers of a classifier's labels, given by name or number; empty for all other models.
+
+    Raises:
+        InputError: A text has no label, or one that the model does not know.
+        ModelError: The model does not choose one of several labels.
+    """
+    if kind_of(model) != "classifier":
+        return []
+    config: Any = model.config
+    if config.num_labels < 2 or getattr(config, "problem_type", None) in ("regression", "multi_label_classification"):
+        raise ModelError(f"{type(model).__name__} here does not choose one of several labels", "leave the texts out")
+    return [_label_number(config, i, given) for i, given in enumerate(labels)]
+
+
+def _label_number(config: Any, index: int, given: Label | None) -> int:
+    known = dict(config.label2id or {})
+    if given is None:
+        raise InputError(
+            f"text {index} has no label, which a classifier needs",
+            'write lines such as {"text": "…", "label": 0} to a .jsonl file',
+        )
+    number = given if isinstance(given, int) else known.get(given)
+    if number is None or not 0 <= number < config.num_labels:
+        raise InputError(
+            f"text {index} has the label {given!r}, which the model does not know",
+            f"its labels: {', '.join(list(known)[:10])}; or 0-{config.num_labels - 1}",
+        )
+    return number

@@ -14,25 +14,22 @@ from headscope.errors import InputError
 from headscope.importance.examples import Examples, Source, read_examples
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel
-from headscope.models.pruned import set_pruned_state
 from headscope.models.versions import versions
 from headscope.models.whole import whole_model
 from headscope.pruning.cost import cost_of, layer_heads
 from headscope.pruning.directory import check_directory
 from headscope.pruning.latency import SHAPES, Shape, measure_latency, parse_shapes, same_shapes
-from headscope.pruning.masking import mask_heads
-from headscope.pruning.plan import Heads, Plan, current_plan, make_plan
+from headscope.pruning.plan import Heads, Plan, make_plan
 from headscope.pruning.probes import probes
 from headscope.pruning.proof import prove
 from headscope.pruning.quality import check_examples, measure_quality
 from headscope.pruning.report import Equivalence
-from headscope.pruning.restore import restore
 from headscope.pruning.result import Change, Conditions, Latency, PruneResult, Quality
 from headscope.pruning.save import save_pruned
 from headscope.pruning.save_report import FORMS, Form, SaveReport
-from headscope.pruning.saved import write_plan
 from headscope.pruning.surgery import apply, prepare
 from headscope.pruning.uniform import as_uniform
+from headscope.pruning.zeroing import zeroed_copy
 
 
 def prune(
@@ -163,8 +160,7 @@ def _pruned(loaded: LoadedModel, wanted: _Wanted) -> PruneResult:
 def _without_heads(original: PreTrainedModel, wanted: _Wanted) -> tuple[PreTrainedModel, Plan]:
     """A copy without the heads, and the plan by which it lost them."""
     if wanted.form == "masked":
-        after = copy.deepcopy(original)
-        return after, _zero(after, make_plan(after, wanted.heads, zero_all=True))
+        return zeroed_copy(original, wanted.heads)
     ways: dict[str, Any] = {"allow_empty": wanted.allow_empty, "ragged": wanted.ragged}
     prepare(original, make_plan(original, wanted.heads, **ways))  # what is refused is refused before copying
     after = copy.deepcopy(original)
@@ -179,18 +175,6 @@ def _in_form(after: PreTrainedModel, wanted: _Wanted) -> tuple[PreTrainedModel, 
         return after, ()
     uniform = as_uniform(after, pad=wanted.pad)
     return uniform.model, tuple(uniform.notes)
-
-
-def _zero(model: PreTrainedModel, plan: Plan) -> Plan:
-    """Zero all heads of a plan instead of removing them, and say so in modules and config."""
-    mask_heads(model, plan.heads)
-    for part in plan.modules:
-        set_pruned_state(part.sites[0].module, part.after)
-    now = current_plan(model)
-    write_plan(model, now)
-    if now.zeroed != now.heads:  # some were removed before, and are to have their shapes again
-        restore(model, now.heads)
-    return plan
 
 
 # ------------------------------------------------------------------ measuring

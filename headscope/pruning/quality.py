@@ -13,8 +13,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from headscope.errors import InputError, ModelError
-from headscope.importance.examples import Examples, Label
+from headscope.importance.examples import Examples
 from headscope.importance.loss import PARTS, kind_of, logits_of, output_of, parts_of, pooled
+from headscope.importance.texts import label_numbers
 from headscope.models.batches import Batch, mask_of
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
@@ -65,7 +66,7 @@ def measure_quality(
     """
     check_examples(loaded, examples)
     kind = kind_of(loaded.model)
-    labels = _labels(loaded.model, examples) if kind == "classifier" else None
+    labels = label_numbers(loaded.model, examples.labels) if kind == "classifier" else None
     decoder = examples.texts if getattr(loaded.model.config, "is_encoder_decoder", False) else None
     prepared = prepare(loaded, texts=examples.texts, decoder_texts=decoder)
     with torch.no_grad(), quiet():
@@ -91,7 +92,7 @@ def check_examples(loaded: LoadedModel, examples: Examples) -> None:
         raise ModelError(f"{loaded.name} does not read text alone, so --eval cannot measure it", "leave --eval out")
     kind = kind_of(model)
     if kind == "classifier":
-        _labels(model, examples)
+        label_numbers(model, examples.labels)
     if kind == "masked" and getattr(loaded.tokenizer, "mask_token_id", None) is None:
         raise ModelError(f"{loaded.name} has no mask token, so its loss cannot be measured", _HINT)
 
@@ -150,30 +151,6 @@ def _added(parts: Iterable[_Sum]) -> _Sum:
 
 
 # ------------------------------------------------------------------ classifiers
-def _labels(model: PreTrainedModel, examples: Examples) -> list[int]:
-    config: Any = model.config
-    if config.num_labels < 2 or getattr(config, "problem_type", None) in ("regression", "multi_label_classification"):
-        raise ModelError(f"{type(model).__name__} here does not choose one of several labels", _HINT)
-    return [_label(model, i, given) for i, given in enumerate(examples.labels)]
-
-
-def _label(model: PreTrainedModel, index: int, given: Label | None) -> int:
-    config: Any = model.config
-    known = dict(config.label2id or {})
-    if given is None:
-        raise InputError(
-            f"text {index} of --eval has no label, which a classifier needs",
-            'write lines such as {"text": "…", "label": 0} to a .jsonl file',
-        )
-    number = given if isinstance(given, int) else known.get(given)
-    if number is None or not 0 <= number < config.num_labels:
-        raise InputError(
-            f"text {index} of --eval has the label {given!r}, which the model does not know",
-            f"its labels: {', '.join(list(known)[:10])}; or 0-{config.num_labels - 1}",
-        )
-    return number
-
-
 def _accuracy(before: PreTrainedModel, after: PreTrainedModel, prepared: Prepared, labels: list[int]) -> Quality:
     right = [0, 0]
     for batch in prepared.batches:
