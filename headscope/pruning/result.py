@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headscope.pruning.outcome import Chosen, RepairOutcome
 from headscope.pruning.report import PRUNE_SCHEMA, Equivalence, finite
 from headscope.pruning.save_report import Form, SaveReport
 from headscope.results import ModelInfo
@@ -149,6 +150,8 @@ class PruneResult:
         kv_cache: Bytes that a decoder's cache grows by with every token (an encoder-decoder's own tokens); 0 without.
         latency: Empty where it was not measured.
         quality: None where there was nothing to measure on.
+        chosen: How the heads were chosen; None where they were named.
+        repair: What refitting came to; None where it was not asked for.
         saved: What was written, loaded again and compared; None where nothing was.
     """
 
@@ -163,6 +166,8 @@ class PruneResult:
     latency: tuple[Latency, ...]
     conditions: Conditions | None
     quality: Quality | None
+    chosen: Chosen | None
+    repair: RepairOutcome | None
     saved: SaveReport | None
     warnings: tuple[str, ...]
     versions: Mapping[str, str]
@@ -192,7 +197,8 @@ class PruneResult:
             "bytes": self.bytes.to_dict(),
             "kv_cache_bytes_per_token": self.kv_cache.to_dict(),
             "equivalence": self.equivalence.to_dict(),
-            "repair": None,
+            "chosen": None if self.chosen is None else self.chosen.to_dict(),
+            "repair": None if self.repair is None else self.repair.to_dict(),
             "latency": [cell.to_dict() for cell in self.latency],
             "latency_conditions": None if self.conditions is None else asdict(self.conditions),
             "quality": None if self.quality is None else self.quality.to_dict(),
