@@ -14,6 +14,7 @@ from rich.text import Text
 from headscope.errors import InputError
 from headscope.pruning.result import Change, PruneResult, Quality
 from headscope.pruning.spec import write_heads
+from headscope.views.choosing import chosen_lines, repair_lines
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
 from headscope.views.text import csv_field, markdown_text, visible
 
@@ -31,7 +32,7 @@ def pruning_table(result: PruneResult) -> RenderableType:
     parts.append(Lines([Text(visible(line), "dim") for line in proof_lines(result)]))
     if result.latency:
         parts += [Text(), _columns(latency_rows(result)), Lines([Text(visible(latency_line(result)), "dim")])]
-    for line in (quality_lines(result), saved_lines(result)):
+    for line in (chosen_lines(result), repair_lines(result), quality_lines(result), saved_lines(result)):
         if line:
             parts += [Text(), Lines([Text(visible(t), "dim" if i else "") for i, t in enumerate(line)])]
     return Group(*parts)
@@ -221,7 +222,7 @@ def _markdown(result: PruneResult) -> str:
     lines += [markdown_text(verdict(result)), "", *(f"- {markdown_text(t)}" for t in proof_lines(result)), ""]
     if result.latency:
         lines += [*_markdown_table(latency_rows(result)), "", markdown_text(latency_line(result)), ""]
-    for found in (quality_lines(result), saved_lines(result)):
+    for found in (chosen_lines(result), repair_lines(result), quality_lines(result), saved_lines(result)):
         if found:
             lines += [*(f"- {markdown_text(t)}" for t in found), ""]
     if result.warnings:
