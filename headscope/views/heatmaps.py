@@ -44,7 +44,7 @@ def head_picture(
     """
     from headscope.views.attention_figures import head_figure
 
-    return _picture(lambda: head_figure(analysis, attention, head, largest), file_format, dpi)
+    return picture(lambda: head_figure(analysis, attention, head, largest), file_format, dpi)
 
 
 def layer_picture(
@@ -53,17 +53,18 @@ def layer_picture(
     """All heads of one layer in a grid, as `png`, `svg` or `pdf`; `largest` is the same as for one head."""
     from headscope.views.attention_figures import layer_figure
 
-    return _picture(lambda: layer_figure(analysis, attention, largest), file_format, dpi)
+    return picture(lambda: layer_figure(analysis, attention, largest), file_format, dpi)
 
 
 def model_picture(analysis: Analysis, metric: str | None = None, *, file_format: str = "png", dpi: int = DPI) -> bytes:
     """Every head's label and one metric beside it, as `png`, `svg` or `pdf`. Raises InputError: unknown metric."""
     from headscope.views.map_figure import map_figure
 
-    return _picture(lambda: map_figure(analysis, metric), file_format, dpi)
+    return picture(lambda: map_figure(analysis, metric), file_format, dpi)
 
 
-def _picture(build: Callable[[], Figure], file_format: str, dpi: int) -> bytes:
+def picture(build: Callable[[], Figure], file_format: str, dpi: int) -> bytes:
+    """A figure as `png`, `svg` or `pdf`, with our style and a box that takes in all of its text."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from headscope.views.figure_base import figure_style

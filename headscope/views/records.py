@@ -82,21 +82,21 @@ def to_table(analysis: Analysis) -> str:
 @output_format("json", suffixes=(".json",))
 def to_json(analysis: Analysis) -> str:
     """The contract's object, indented. Floats are unrounded, and what is not a finite number is null."""
-    return json.dumps(_plain(analysis.to_dict()), indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain(analysis.to_dict()), indent=2, allow_nan=False) + "\n"
 
 
 @output_format("jsonl", suffixes=(".jsonl", ".ndjson"))
 def to_jsonl(analysis: Analysis) -> str:
     """One record a head and line, with the keys of the `heads` list of the JSON object."""
-    return "".join(json.dumps(_plain(record.to_dict()), allow_nan=False) + "\n" for record in analysis.heads)
+    return "".join(json.dumps(plain(record.to_dict()), allow_nan=False) + "\n" for record in analysis.heads)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """NumPy scalars as Python numbers, and None for what is not finite: JSON knows neither."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -130,7 +130,7 @@ def _flat(record: HeadRecord, names: Sequence[str], spread_names: Sequence[str])
         spread = (record.spread or {}).get(name)
         for part in ("low", "high", "sd"):
             row[f"{name}_{part}"] = getattr(spread, part, None)
-    return {key: _plain(value) for key, value in row.items()}
+    return {key: plain(value) for key, value in row.items()}
 
 
 @output_format("csv", suffixes=(".csv",))
@@ -172,7 +172,7 @@ def _markdown_row(record: HeadRecord, names: Sequence[str]) -> list[str]:
     labels = (record.pattern, record.runner_up, record.rest_pattern)
     cells = [record.name, *("" if label is None else markdown_text(label) for label in labels)]
     for name in names:
-        value = _plain(record.metrics.get(name))
+        value = plain(record.metrics.get(name))
         spread = (record.spread or {}).get(name)
         cell = "" if value is None else f"{value:.4f}"
         if cell and spread is not None and spread.low is not None and spread.high is not None:
