@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headscope.attention.tiles import LOG2E, Band, Problem, Terms
 from headscope.attention.visibility import HIDDEN, Target, Visibility
@@ -26,6 +27,8 @@ from headscope.attention.visibility import HIDDEN, Target, Visibility
 # those with its terms' logarithms, and what underflowed does not show.
 _LEAST, _MOST = 1e-25, 1e36
 _MOST_POWER = 99.0
+# Rows whose weights are looked at for what changes little from row to row.
+_SAMPLED_ROWS = 16
 
 
 def attend(
@@ -165,6 +168,7 @@ class StreamedWeights:
         scale = sums.total if sink is None else sums.total + sink
         self._scale = torch.where(sums.total == 0, 1.0, scale)
         self._powers: dict[Target, Tensor] = {Target(key=0): sums.first}
+        self._off: dict[float, Tensor] = {}
 
     @property
     def visibility(self) -> Visibility:
@@ -254,6 +258,15 @@ class StreamedWeights:
         weights.div_(self._scale[..., places, None])
         by_head = weights.view(*weights.shape[:2], len(rows), groups, -1).transpose(2, 3)
         return by_head.reshape(*self.shape[:2], len(rows), -1)
+
+    def off_by(self, epsilon: float) -> Tensor:
+        """Each row's sum of w ln(1 + epsilon / w), from a sample of rows and a line between any two; remembered."""
+        if epsilon not in self._off:
+            count = self.visibility.rows
+            weights = self.rows(torch.linspace(0, count - 1, _SAMPLED_ROWS).round().long().tolist())
+            off = (weights * (epsilon / weights.clamp(min=1e-30)).log1p_()).sum(dim=-1)
+            self._off[epsilon] = functional.interpolate(off, count, mode="linear", align_corners=True)
+        return self._off[epsilon]
 
     def _seen_by(self, rows: list[int]) -> Tensor:
         """bool, (batch or 1, head or 1, len(rows), key)."""

@@ -26,7 +26,6 @@ BLOCK_CELLS = 1 << 19
 EPSILON = 1e-9
 # Up to this many keys, what EPSILON takes off an entropy is less than 2e-6 and its middle is good enough.
 _FEW_KEYS = 2048
-_SAMPLED_ROWS = 16
 # Up to this many columns are looked at one by one.
 _FEW_COLUMNS = 8
 
@@ -255,10 +254,7 @@ class StreamedRows(Rows):
         """sum w ln(1 + 1e-9 / w), 0 to 1e-9 a visible key: the middle for few keys, of a sample of rows for many."""
         if self.view.keys <= _FEW_KEYS:
             return self._once("off", self.first_key, lambda: self.counts.float() * (EPSILON / 2))
-        rows = torch.linspace(0, self.size - 1, _SAMPLED_ROWS).round().long().tolist()
-        weights = self.weights.rows(rows)
-        off = (weights * (EPSILON / weights.clamp(min=1e-30)).log1p()).sum(dim=-1)
-        return torch.nn.functional.interpolate(off, self.size, mode="linear", align_corners=True)
+        return self.weights.off_by(EPSILON)
 
 
 @dataclass(frozen=True)
