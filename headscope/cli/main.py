@@ -14,6 +14,7 @@ from headscope import __version__
 from headscope.cli.analyze import analyze
 from headscope.cli.convert import convert
 from headscope.cli.errors import report, reported
+from headscope.cli.importance import importance
 from headscope.cli.prune import prune
 from headscope.cli.verify import verify
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(analyze)
 app.command()(verify)
+app.command()(importance)
 app.command()(prune)
 app.command()(convert)
 

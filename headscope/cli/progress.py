@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from headscope.cli.errors import say
+
+
+def notes(quiet: bool) -> Callable[[str], None] | None:
+    """Where a long computation's lines go, what it will cost and how far it is: standard error, or nowhere."""
+    return None if quiet else lambda line: say("note", line)
 
 
 @contextmanager

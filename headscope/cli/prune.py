@@ -1,16 +1,17 @@
-"""`headscope prune`: heads removed, proved, measured, saved."""
+"""`headscope prune`: heads named or chosen, removed, proved, repaired, measured, saved."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import headscope
-from headscope.cli import options
+from headscope.cli import guided, options
+from headscope.cli.curve import draw_curve
 from headscope.cli.errors import reported, say
-from headscope.cli.progress import progress
+from headscope.cli.progress import notes, progress
 from headscope.errors import InputError
 from headscope.pruning.spec import parse_heads
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _PRUNING = "Pruning"
 
 Heads = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--heads",
         metavar="SPEC",
@@ -91,7 +92,19 @@ Output = Annotated[
 
 
 def prune(
-    heads: Heads,
+    heads: Heads = None,
+    scores: guided.Scores = None,
+    method: guided.PruneMethod = None,
+    data: guided.PruneData = None,
+    drop: guided.Drop = None,
+    until_drop: guided.UntilDrop = None,
+    unit: guided.Unit = None,
+    min_per_layer: guided.MinPerLayer = 1,
+    steps: guided.Steps = 1,
+    repair: guided.Repair = None,
+    repair_mlp: guided.RepairMlp = False,
+    curve: guided.CurvePicture = None,
+    curve_methods: guided.CurveMethods = None,
     save_as: SaveAs = "structural",
     pad: Pad = False,
     ragged: Ragged = "refuse",
@@ -101,6 +114,8 @@ def prune(
     latency: Latency = True,
     shapes: Shapes = None,
     tokenizer: options.Tokenizer = None,
+    max_length: guided.MaxLength = None,
+    batch_size: options.BatchSize = None,
     model: options.Model = None,
     revision: options.Revision = None,
     device: options.Device = "auto",
@@ -114,16 +129,47 @@ def prune(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Remove attention heads, prove that nothing else changed, measure what it brings, and save the model."""
+    """Remove attention heads, prove that nothing else changed, measure what it brings, and save the model.
+
+    Which heads go is said by --heads, or by --scores or --method with --drop or --until-drop.
+    """
+    given = dict(locals())
     with reported(debug):
         chosen = _chosen_format(format)
-        parse_heads(heads)
+        guided.check_choice(given)
+        if heads is not None:
+            parse_heads(heads)
         if shapes is not None and not latency:
             raise InputError("--shapes and --no-latency exclude each other", "leave one of them out")
+        shared: dict[str, Any] = {
+            "data": None if data is None else str(data),
+            "repair": guided.repair_source(repair, data),
+            "repair_mlp": repair_mlp,
+            "min_per_layer": min_per_layer,
+            "max_length": max_length,
+            "batch_size": batch_size,
+            "tokenizer": tokenizer,
+            "revision": revision,
+            "device": device,
+            "dtype": dtype,
+            "device_map": device_map,
+            "trust_remote_code": trust_remote_code,
+            "seed": seed,
+            "report": notes(quiet),
+        }
+        if curve is not None:
+            draw_curve(model, curve, guided.curve_methods(curve_methods), unit, shared, chosen, force, quiet, debug)
+            return
         with progress("loading the model and removing heads …", quiet, debug):
             result = headscope.prune(
                 model,
                 heads,
+                scores=scores,
+                method=method,
+                drop=drop,
+                until_drop=until_drop,
+                unit=unit,
+                steps=steps,
                 output=output,
                 save_as=save_as,
                 pad=pad,
@@ -133,13 +179,7 @@ def prune(
                 force=force,
                 eval=eval,
                 latency=shapes if shapes is not None else latency,
-                tokenizer=tokenizer,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                device_map=device_map,
-                trust_remote_code=trust_remote_code,
-                seed=seed,
+                **shared,
             )
         _tell(result, quiet)
         _write(result, chosen)
