@@ -73,7 +73,8 @@ def test_the_json_of_the_contract(as_json, saved) -> None:
     assert set(found["equivalence"]) >= {"max_abs", "relative", "tolerance", "passed"}
     modes = {(c["mode"], c["implementation"]) for c in found["equivalence"]["checks"]}
     assert modes == {(m, i) for m in ("forward", "generate") for i in ("eager", "sdpa")}
-    assert [(c["batch"], c["length"]) for c in found["latency"]] == [(1, 4), (2, 8)]
+    cells = [(c["kind"], c["batch"], c["length"]) for c in found["latency"]]
+    assert cells == [("forward", 1, 4), ("forward", 2, 8), ("decode", 1, 4), ("decode", 2, 8)]
     for cell in found["latency"]:
         assert cell["ratio"] == pytest.approx(cell["after_ms"] / cell["before_ms"])
     assert found["latency_conditions"] == {"device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}

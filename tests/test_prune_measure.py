@@ -25,8 +25,10 @@ from headscope.models.loading import load_model
 from headscope.models.sites import find_sites
 from headscope.pruning import latency
 from headscope.pruning.cost import cost_of, layer_heads
-from headscope.pruning.latency import measure_latency, median_interval, parse_shapes, same_shapes
+from headscope.pruning.decoding import keeps_cache, step_after
+from headscope.pruning.latency import measure_latency, parse_shapes, same_shapes
 from headscope.pruning.quality import PARTS, measure_quality, parts_of
+from headscope.pruning.turns import median_interval
 from tests.prune_cases import varied_heads
 
 TEXTS = ("the cat sat on the mat because it was tired", "a dog", "one house and another house and a cat")
@@ -135,15 +137,18 @@ def test_the_interval_of_the_median_covers_95_percent(count) -> None:
 
 @pytest.fixture
 def slowed(family_model, monkeypatch):
-    """A GPT-2 and a copy whose forward passes take 60 and 20 ms more, and the order in which they ran."""
+    """A GPT-2 and a copy whose forward passes take 60 and 20 ms more, and how they ran: (which, shape, tokens in the
+    cache before, tokens seen by the mask)."""
     monkeypatch.setattr(latency, "_SECONDS", 0.05)
-    ran: list[tuple[str, tuple[int, int]]] = []
+    ran: list[tuple[str, tuple[int, int], int, int]] = []
 
     def slow(model, name, seconds):
         forward = model.forward
 
         def call(*args, **kwargs):
-            ran.append((name, tuple(kwargs["input_ids"].shape)))
+            cache = kwargs.get("cache")
+            before = 0 if cache is None else cache.get_seq_length()
+            ran.append((name, tuple(kwargs["input_ids"].shape), before, kwargs["attention_mask"].shape[1]))
             time.sleep(seconds)
             return forward(*args, **kwargs)
 
@@ -157,17 +162,58 @@ def slowed(family_model, monkeypatch):
 def test_both_run_in_turns_on_the_same_inputs(slowed) -> None:
     before, after, ran = slowed
     cells, conditions, notes = measure_latency(before, after, ((2, 5), (1, 500), (1, 9)))
-    assert [(c.batch, c.length) for c in cells] == [(2, 5), (1, 9)]
+    shapes = [("forward", 2, 5), ("forward", 1, 9), ("decode", 2, 5), ("decode", 1, 9)]
+    assert [(c.kind, c.batch, c.length) for c in cells] == shapes
     assert notes == ("latency: 1×500 left out: the model takes 128 tokens",)
     assert (conditions.device, conditions.dtype, conditions.attention) == ("cpu", "float32", "sdpa")
     for cell in cells:
-        own = [name for name, shape in ran if shape == (cell.batch, cell.length)][4:]
+        if cell.kind == "decode":  # one token more, after so many each time
+            wanted = ((cell.batch, 1), cell.length, cell.length + 1)
+            own = [name for name, *how in ran if tuple(how) == wanted][4:]
+        else:  # two of these fill the caches
+            wanted = ((cell.batch, cell.length), 0, cell.length)
+            own = [name for name, *how in ran if tuple(how) == wanted][4:-2]
         pairs = list(zip(own[::2], own[1::2], strict=True))
         assert len(pairs) == cell.rounds and {frozenset(p) for p in pairs} == {frozenset({"before", "after"})}
         assert sum(p[0] == "before" for p in pairs) * 2 == len(pairs)
         assert cell.before_ms - cell.after_ms > 20 and cell.ratio == cell.after_ms / cell.before_ms < 1
         assert not cell.in_noise
         assert cell.before_middle[0] <= cell.before_ms <= cell.before_middle[1]
+
+
+DECODING = [*(name for name in WRITING if not FAMILIES[name].model_class.endswith("Model")), "whisper"]
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_a_step_with_a_cache_gives_the_next_logits(name, family_model) -> None:
+    """What is timed is one token after the others, with what the model knows of them."""
+    model, inputs, _ = family_model(name)
+    assert keeps_cache(model)
+    inputs = {k: v for k, v in inputs.items() if not k.endswith("attention_mask")}
+    with torch.no_grad():
+        key = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+        whole = inputs | {key: torch.cat([inputs[key], inputs[key][:, -1:]], dim=1)}
+        wanted = model(**whole).logits[:, -1]
+        step = step_after(model, inputs)
+        for _ in range(2):  # the second runs on what the first one did, unless that was on a copy
+            logits = model(**step.fresh()).logits
+            assert logits.shape[1] == 1 and step.length == inputs[key].shape[1]
+            assert float((logits[:, 0] - wanted).abs().max() / wanted.abs().max()) < 1e-5
+
+
+def test_where_no_step_fits_none_is_timed(family_model, monkeypatch) -> None:
+    monkeypatch.setattr(latency, "_SECONDS", 0.0)
+    model = family_model("gpt2")[0]
+    cells, _, notes = measure_latency(model, model, ((1, 128), (1, 127)))
+    assert [(c.kind, c.length) for c in cells] == [("forward", 128), ("forward", 127), ("decode", 127)] and not notes
+    encoder = family_model("bert")[0]
+    assert [c.kind for c in measure_latency(encoder, encoder, ((1, 8),))[0]] == ["forward"]
+    silent = copy.deepcopy(model)
+    forward = silent.forward
+    monkeypatch.setattr(silent, "forward", lambda **kwargs: forward(**kwargs | {"use_cache": False}))
+    assert measure_latency(silent, silent, ((1, 8),))[2] == (
+        "latency: steps with a cache are not timed: the model fills none",
+    )
 
 
 def test_a_model_is_as_fast_as_itself(family_model) -> None:
@@ -183,7 +229,10 @@ def test_every_kind_of_input_has_a_latency(name, family_model, monkeypatch) -> N
     model, _, family = family_model(name)
     cells, _, _ = measure_latency(model, model, ((1, 4), (2, 4)))
     lengths = {None} if family.modality in ("vision", "audio") else {4}
-    assert [c.batch for c in cells] == [1, 2] and {c.length for c in cells} == lengths
+    forward, decode = ([c for c in cells if c.kind == kind] for kind in ("forward", "decode"))
+    assert [c.batch for c in forward] == [1, 2] and {c.length for c in forward} == lengths
+    assert [c.batch for c in decode] == ([1, 2] if name in ("whisper", "t5") else [])
+    assert {c.length for c in decode} <= {4 if name == "t5" else 6}
 
 
 # ------------------------------------------------------------------ examples

@@ -15,11 +15,19 @@ from rich.console import Console
 
 from headscope.errors import InputError
 from headscope.pruning.report import Equivalence, EquivalenceCheck
-from headscope.pruning.result import Change, Conditions, Latency, LayerHeads, PruneResult, Quality
+from headscope.pruning.result import Change, Conditions, Latency, LayerHeads, Pass, PruneResult, Quality
 from headscope.pruning.save_report import SaveReport
 from headscope.pruning.spec import parse_heads
 from headscope.results import ModelInfo, Stack
-from headscope.views.pruning import latency_rows, layer_rows, pruning_table, render_pruning, size_rows, verdict
+from headscope.views.pruning import (
+    latency_line,
+    latency_rows,
+    layer_rows,
+    pruning_table,
+    render_pruning,
+    size_rows,
+    verdict,
+)
 from tests.views_samples import FEW, HOSTILE
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
@@ -31,9 +39,16 @@ def equivalence(relative: float = 1e-7, *, passed: bool = True) -> Equivalence:
     return Equivalence(2 * relative, relative, 1e-5, passed, (check,), ("no flash attention",), failures)
 
 
-def latency(before: float = 20.0, after: float = 10.0, *, length: int | None = 32, in_noise: bool = False) -> Latency:
+def latency(
+    before: float = 20.0,
+    after: float = 10.0,
+    *,
+    length: int | None = 32,
+    in_noise: bool = False,
+    kind: Pass = "forward",
+) -> Latency:
     around = [(0.9 * value, 1.1 * value) for value in (before, after)]
-    return Latency(1, length, before, after, around[0], around[1], 7, in_noise)
+    return Latency(1, length, before, after, around[0], around[1], 7, in_noise, kind)
 
 
 def result(**changes) -> PruneResult:
@@ -51,6 +66,8 @@ def result(**changes) -> PruneResult:
         "bytes": Change(4_000_000, 3_600_000),
         "kv_cache": Change(2048, 1536),
         "equivalence": equivalence(),
+        "chosen": None,
+        "repair": None,
         "latency": (latency(), latency(10.0, 10.1, in_noise=True)),
         "conditions": Conditions("cpu", "float32", "sdpa", 2),
         "quality": Quality("perplexity", "lower", 12.5, 13.75, 3, 60, "of every token"),
@@ -148,6 +165,15 @@ def test_latency_says_what_is_inside_the_noise() -> None:
     assert second[-2:] == ("1.01", "inside the noise")
     assert latency_rows(result(latency=(latency(length=None),)))[1][0] == "1"
     assert "sdpa attention in float32 on cpu, 2 threads" in render_pruning(result(), "markdown")
+
+
+def test_steps_with_a_cache_are_told_from_whole_passes() -> None:
+    found = result(latency=(latency(), latency(8.0, 6.0, length=128, kind="decode")))
+    assert [row[0] for row in latency_rows(found)[1:]] == ["1 × 32", "1 × 1 after 128"]
+    assert "with a cache of N" in latency_line(found) and "cache" not in latency_line(result())
+    assert [cell["kind"] for cell in found.to_dict()["latency"]] == ["forward", "decode"]
+    for name in ("table", "markdown"):
+        assert "1 × 1 after 128" in render_pruning(found, name)
 
 
 def test_the_verdict() -> None:

@@ -1,35 +1,31 @@
-"""How long a forward pass takes, before and after, for several shapes of input.
-
-Both models run in turns, so that whatever else the machine does slows both alike.
-"""
+"""How long a forward pass takes, before and after, for several shapes of input, and one more token with a cache."""
 
 from __future__ import annotations
 
-import math
 import re
 import reprlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.errors import InputError
+from headscope.models.checkpoint import first_line, is_out_of_memory
 from headscope.models.limits import decoder_limit, text_limit
 from headscope.models.quiet import quiet
+from headscope.pruning.decoding import keeps_cache, step_after
 from headscope.pruning.implementations import attention_as
 from headscope.pruning.probes import probes
-from headscope.pruning.result import Conditions, Latency
+from headscope.pruning.result import Conditions, Latency, Pass
+from headscope.pruning.turns import Given, median_interval, quartiles, times_in_turns
 
 Shape = tuple[int, int]
 SHAPES: tuple[Shape, ...] = ((1, 32), (1, 128), (8, 128), (1, 512))
 _SHAPE = re.compile(r"([1-9][0-9]{0,5})[x×]([1-9][0-9]{0,6})")
+# For one shape, whether that is one kind of pass or two.
 _SECONDS = 1.5
-# With fewer rounds there is no interval of 95 %.
-_ROUNDS = (6, 40)
-_WARM = 2
 
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
@@ -50,6 +46,8 @@ def measure_latency(
 ) -> tuple[tuple[Latency, ...], Conditions, tuple[str, ...]]:
     """Time forward passes of two models with the same inputs, in turns, after a warm-up.
 
+    Models that generate with a cache are also timed while they decode: one more token for each example of these inputs.
+
     Args:
         before, after: In evaluation mode, on the same device.
         shapes: Batch and length; what is longer than the model takes is left out. For images and sounds only the batch
@@ -60,10 +58,15 @@ def measure_latency(
     """
     inputs, notes = _inputs(before, shapes)
     name = _implementation(before, after)
+    decodes = keeps_cache(before)
+    turns = _Turns(before, after, _SECONDS / 2 if decodes else _SECONDS)
     with attention_as(before, name), attention_as(after, name), torch.no_grad(), quiet():
-        cells = tuple(_measure(before, after, *shape, given) for shape, given in inputs)
+        cells = [turns.forward(*shape, given) for shape, given in inputs]
+        if decodes:
+            steps, more = _decoding(turns, [(batch, given) for (batch, _), given in inputs])
+            cells, notes = cells + steps, notes + more
     dtype = str(before.dtype).removeprefix("torch.")
-    return cells, Conditions(str(before.device), dtype, name, torch.get_num_threads()), notes
+    return tuple(cells), Conditions(str(before.device), dtype, name, torch.get_num_threads()), notes
 
 
 def same_shapes(before: PreTrainedModel, after: PreTrainedModel) -> bool:
@@ -109,52 +112,54 @@ def _implementation(before: PreTrainedModel, after: PreTrainedModel) -> str:
 
 
 # ------------------------------------------------------------------ time
-def _measure(
-    before: PreTrainedModel, after: PreTrainedModel, batch: int, length: int | None, inputs: Mapping[str, Tensor]
-) -> Latency:
-    wait = _waiting(before.device)
-    for _ in range(_WARM):
-        pair = _milliseconds(before, inputs, wait) + _milliseconds(after, inputs, wait)
-    low, high = _ROUNDS
-    rounds = min(max(int(1000 * _SECONDS / pair), low), high)
-    times: dict[int, list[float]] = {0: [], 1: []}
-    for turn in range(rounds):
-        # In turns, and each first as often as the other.
-        for which in (0, 1) if turn % 2 else (1, 0):
-            times[which].append(_milliseconds((before, after)[which], inputs, wait))
-    quartiles = [np.percentile(times[which], (25, 50, 75)).tolist() for which in (0, 1)]
-    (b1, b2, b3), (a1, a2, a3) = quartiles
-    ratios = [a / b for b, a in zip(times[0], times[1], strict=True)]
-    low_ratio, high_ratio = median_interval(ratios)
-    return Latency(batch, length, b2, a2, (b1, b3), (a1, a3), rounds, in_noise=low_ratio <= 1 <= high_ratio)
+@dataclass(frozen=True)
+class _Turns:
+    """Two models that run in turns, for so many seconds a cell."""
+
+    before: PreTrainedModel
+    after: PreTrainedModel
+    seconds: float
+
+    def forward(self, batch: int, length: int | None, inputs: Mapping[str, Tensor]) -> Latency:
+        """A pass over whole inputs."""
+        return self._cell("forward", batch, length, (lambda: inputs, lambda: inputs))
+
+    def decode(self, batch: int, inputs: Mapping[str, Tensor]) -> Latency | None:
+        """A step after inputs; None where a model keeps no cache."""
+        steps = step_after(self.before, inputs), step_after(self.after, inputs)
+        if steps[0] is None or steps[1] is None:
+            return None
+        return self._cell("decode", batch, steps[0].length, (steps[0].fresh, steps[1].fresh))
+
+    def _cell(self, kind: Pass, batch: int, length: int | None, given: tuple[Given, Given]) -> Latency:
+        times = times_in_turns((self.before, self.after), given, self.seconds)
+        (b1, b2, b3), (a1, a2, a3) = (quartiles(t) for t in times)
+        low, high = median_interval([a / b for b, a in zip(*times, strict=True)])
+        in_noise = low <= 1 <= high
+        return Latency(batch, length, b2, a2, (b1, b3), (a1, a3), len(times[0]), in_noise, kind)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """An interval of at least 95 % for the median, from order statistics and without assumptions on the distribution.
-
-    The number of values below the median is binomial with 1/2 (David and Nagaraja 2003, "Order Statistics", 7.1).
-    Infinite where there are fewer than six values.
-    """
-    ordered, count = sorted(values), len(values)
-    tail, rank = 0.0, 0
-    while tail + math.comb(count, rank) / 2**count <= 0.025:
-        tail += math.comb(count, rank) / 2**count
-        rank += 1
-    return (ordered[rank - 1], ordered[count - rank]) if rank else (-math.inf, math.inf)
-
-
-def _milliseconds(model: PreTrainedModel, inputs: Mapping[str, Tensor], wait: Callable[[], None]) -> float:
-    wait()
-    start = time.perf_counter()
-    model(**inputs)
-    wait()
-    return 1000 * (time.perf_counter() - start)
+def _decoding(turns: _Turns, inputs: Sequence[tuple[int, dict[str, Tensor]]]) -> tuple[list[Latency], tuple[str, ...]]:
+    """Steps after each of the inputs that leave room for one token, and why there are none."""
+    cells: list[Latency] = []
+    for batch, given in inputs:
+        if not _has_room(turns.before, given):
+            continue
+        try:
+            cell = turns.decode(batch, given)
+        except Exception as error:  # whatever a model's code raises where it takes no single token
+            if is_out_of_memory(error):
+                raise
+            return cells, (f"latency: steps with a cache are not timed: {first_line(error)}",)
+        if cell is None:
+            return cells, ("latency: steps with a cache are not timed: the model fills none",)
+        cells.append(cell)
+    return cells, ()
 
 
-def _waiting(device: torch.device) -> Callable[[], None]:
-    """Waits until a device has done what it was told to; the CPU always has."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    if device.type == "mps":
-        return torch.mps.synchronize
-    return lambda: None
+def _has_room(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether there is a position for one more token."""
+    decoder = inputs.get("decoder_input_ids")
+    limit = text_limit(model, None) if decoder is None else decoder_limit(model)
+    ids = inputs["input_ids"] if decoder is None else decoder
+    return limit is None or ids.shape[1] < limit

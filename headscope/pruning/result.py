@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headscope.pruning.outcome import Chosen, RepairOutcome
 from headscope.pruning.report import PRUNE_SCHEMA, Equivalence, finite
 from headscope.pruning.save_report import Form, SaveReport
 from headscope.results import ModelInfo
+
+Pass = Literal["forward", "decode"]
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,14 @@ class Latency:
     """Time of one forward pass for one shape of input, in milliseconds.
 
     Attributes:
-        batch, length: Examples, and tokens in each; the length is None where the input is no text.
+        batch, length: Examples, and tokens in each, of the input or, while decoding, in the cache; the length is None
+            where the input is no text.
         before_ms, after_ms: Medians.
         before_middle, after_middle: First and third quartile: between them lies the middle half of the times.
         rounds: How often each model ran.
         in_noise: Whether there may be no difference: a 95 % interval for the median of the ratios, round by round,
             includes 1.
+        kind: `forward`: over the whole input. `decode`: one more token for each example, with a cache of the others.
     """
 
     batch: int
@@ -80,6 +84,7 @@ class Latency:
     after_middle: tuple[float, float]
     rounds: int
     in_noise: bool
+    kind: Pass = "forward"
 
     @property
     def ratio(self) -> float:
@@ -89,6 +94,7 @@ class Latency:
     def to_dict(self) -> dict[str, Any]:
         """One record of the `latency` list of the JSON contract."""
         return {
+            "kind": self.kind,
             "batch": self.batch,
             "length": self.length,
             "before_ms": self.before_ms,

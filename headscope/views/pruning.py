@@ -117,10 +117,12 @@ def proof_lines(result: PruneResult) -> list[str]:
 
 
 def latency_rows(result: PruneResult) -> Rows:
-    """Medians and quartiles of a forward pass by shape of the input."""
+    """Medians and quartiles of a forward pass by shape of the input, and of one more token with a cache."""
     rows: Rows = [("batch × length", "before", "after", "after / before", "")]
     for cell in result.latency:
         shape = f"{cell.batch} × {cell.length}" if cell.length is not None else f"{cell.batch}"
+        if cell.kind == "decode":
+            shape = f"{cell.batch} × 1 after {cell.length}"
         before, after = (
             f"{_ms(middle)} ({_ms(low)}–{_ms(high)})"
             for middle, (low, high) in ((cell.before_ms, cell.before_middle), (cell.after_ms, cell.after_middle))
@@ -139,9 +141,11 @@ def latency_line(result: PruneResult) -> str:
     if on is None:
         return ""
     threads = f", {on.threads} thread{'s' if on.threads != 1 else ''}" if on.device == "cpu" else ""
+    decodes = any(cell.kind == "decode" for cell in result.latency)
+    after = "; after N: one more token, with a cache of N" if decodes else ""
     return (
-        f"ms of a forward pass, median (middle half), both models in turns; {on.attention} attention in {on.dtype} on "
-        f"{on.device}{threads}"
+        f"ms of a forward pass, median (middle half), both models in turns{after}; {on.attention} attention in "
+        f"{on.dtype} on {on.device}{threads}"
     )
 
 
