@@ -2,52 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
 import numpy as np
 
+from headscope.importance.result import GroupScore, HeadScore, Importance
 from headscope.pruning.curve_result import Curve, Point
 from headscope.results import ModelInfo, Stack
-
-
-@dataclass(frozen=True)
-class HeadScore:
-    stack: str
-    layer: int
-    head: int
-    score: float
-    error: float | None = None
-
-
-@dataclass(frozen=True)
-class GroupScore:
-    stack: str
-    layer: int
-    kv_group: int
-    heads: tuple[int, ...]
-    score: float
-    error: float | None = None
-
-
-@dataclass(frozen=True)
-class Importance:
-    model: ModelInfo
-    method: str = "gradient"
-    replace: str = "zero"
-    normalised: bool = False
-    loss: str | None = "causal"
-    heads: tuple[HeadScore, ...] = ()
-    kv_groups: tuple[GroupScore, ...] = ()
-    curves: tuple[Any, ...] = ()
-    texts: int = 12
-    tokens: int = 3072
-    seed: int = 0
-    warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=lambda: {"headscope": "0"})
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema": "headscope/importance@1", **asdict(self)}
 
 
 def model_info(name: str = "a/model", layers: int = 2, heads: int = 4, stack: str = "self") -> ModelInfo:
@@ -56,21 +15,36 @@ def model_info(name: str = "a/model", layers: int = 2, heads: int = 4, stack: st
     return ModelInfo(name, "llama", "LlamaForCausalLM", "float32", "cpu", layers, heads, heads, 8, 32, stacks)
 
 
-def importance(layers: int, heads: int, *, group: int = 0, errors: bool = False, stack: str = "self", **changes):
+def importance(
+    num_layers: int, num_heads: int, *, group: int = 0, errors: bool = False, stack: str = "self", **changes
+):
     """Scores of a few important heads and many others, as real ones are; with groups of `group` heads."""
     rng = np.random.default_rng(0)
-    scores = np.exp(rng.normal(-7, 1.5, (layers, heads)))
+    scores = np.exp(rng.normal(-7, 1.5, (num_layers, num_heads)))
     found = tuple(
         HeadScore(stack, i, j, float(scores[i, j]), float(scores[i, j] / (1 + j)) if errors else None)
-        for i in range(layers)
-        for j in range(heads)
+        for i in range(num_layers)
+        for j in range(num_heads)
     )
     groups = tuple(
         GroupScore(stack, i, j // group, tuple(range(j, j + group)), float(scores[i, j : j + group].sum()))
-        for i in range(layers)
-        for j in (range(0, heads, group) if group else ())
+        for i in range(num_layers)
+        for j in (range(0, num_heads, group) if group else ())
     )
-    given = {"model": model_info(layers=layers, heads=heads, stack=stack), "heads": found, "kv_groups": groups}
+    given = {
+        "model": model_info(layers=num_layers, heads=num_heads, stack=stack),
+        "method": "gradient",
+        "replace": "zero",
+        "normalised": False,
+        "loss": "causal",
+        "heads": found,
+        "kv_groups": groups,
+        "curves": (),
+        "texts": 12,
+        "tokens": 3072,
+        "seed": 0,
+        "versions": {"headscope": "0"},
+    }
     return Importance(**given | changes)
 
 

@@ -15,7 +15,7 @@ from headscope.cli.progress import notes, progress
 from headscope.errors import InputError
 
 if TYPE_CHECKING:
-    from headscope.importance.scores import Importance
+    from headscope.importance.result import Importance
 
 _SCORES = "Scores"
 _UNITS = {"head": ("head",), "kv-group": ("kv-group",), "both": ("head", "kv-group")}

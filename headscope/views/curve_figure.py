@@ -23,6 +23,8 @@ _LONGEST_NAME = 60
 # The scale is linear below this part of the largest loss, and below 1 % of perplexity at the latest.
 _LINEAR_PART, _LINEAR_MOST = 1e-2, 1e-2
 _SMALLEST = 1e-9
+# Perplexity times a thousand: worse than guessing, and beyond it ticks crowd.
+_MOST_RISE = 1e3
 # exp of more is no float.
 _LARGEST = 700.0
 
@@ -56,7 +58,8 @@ def curve_figure(curve: Curve) -> Figure:
     for order, ((method, repaired), points) in enumerate(drawn):
         _draw(axes, points, looks[method], repaired, line_name(method, repaired), 10 + len(drawn) - order)
     _scales(axes, curve, [p for p in curve.points if math.isfinite(p.added)])
-    _legend(axes, 1.18 if counts_tokens(curve.loss) else 1.03)
+    if drawn:
+        _legend(axes, 1.18 if counts_tokens(curve.loss) else 1.03)
     _title(figure, curve)
     return figure
 
@@ -139,12 +142,9 @@ def _perplexity_axis(axes: Axes, linear: float, highest: float, lowest: float) -
     right = axes.twinx()
     right.set_yscale("symlog", linthresh=linear)
     right.set_ylim(axes.get_ylim())
+    rises = _steps(linear, math.expm1(min(1.25 * highest, _LARGEST)) / 1.25, math.expm1(lowest))
     # Above, nats grow with the logarithm of perplexity, so steps of three would crowd.
-    rises = [
-        r
-        for r in _steps(linear, math.expm1(min(1.25 * highest, _LARGEST)) / 1.25, math.expm1(lowest))
-        if r <= 3 or _is_power(r)
-    ]
+    rises = [r for r in rises if r <= 3 or (r <= _MOST_RISE and _is_power(r))]
     right.yaxis.set_major_locator(FixedLocator([math.log1p(rise) for rise in rises]))
     right.yaxis.set_minor_locator(NullLocator())
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _percent(math.expm1(value))))

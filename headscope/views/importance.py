@@ -19,7 +19,7 @@ from headscope.views.sections import plural
 from headscope.views.text import csv_field, markdown_text, visible
 
 if TYPE_CHECKING:
-    from headscope.importance.scores import Importance
+    from headscope.importance.result import Importance
 
 # How many of the lowest and the highest scores are listed.
 _LISTED = 5
@@ -63,7 +63,7 @@ def facts(result: Importance) -> list[tuple[str, str]]:
     ]
     if result.texts:
         loss = f", {result.loss} loss" if isinstance(result.loss, str) else ""
-        found.append(("data", f"{plural(result.texts, 'text')}, {plural(result.tokens, 'token')}{loss}"))
+        found.append(("data", f"{plural(result.texts, 'text')}, {result.tokens:,} tokens{loss}"))
     return found
 
 
