@@ -16,6 +16,7 @@ from headscope.models.batches import Batch
 from headscope.models.inputs import prepare
 from headscope.models.limits import text_limit
 from headscope.models.loading import LoadedModel
+from headscope.models.quiet import quiet
 
 # Tokens of a piece, special ones included, where the model takes as many.
 LENGTH = 256
@@ -85,13 +86,15 @@ def cut(loaded: LoadedModel, examples: Examples, length: int | None = None) -> t
     whole = kind_of(loaded.model) == "classifier" or bool(getattr(loaded.model.config, "is_encoder_decoder", False))
     tokenizer: Any = loaded.tokenizer
     pieces: list[Piece] = []
-    for source, (text, label) in enumerate(zip(examples.texts, examples.labels, strict=True)):
-        if whole or not getattr(tokenizer, "is_fast", False):
-            count = len(tokenizer(text, truncation=False)["input_ids"])
-            pieces.append(Piece(text, label, source, min(count, most)))
-            continue
-        special = tokenizer.num_special_tokens_to_add(pair=False)
-        pieces += (Piece(part, label, source, n + special) for part, n in _parts(tokenizer, text, most - special))
+    # Tokenizers warn of what is longer than a model takes; it is cut here.
+    with quiet():
+        for source, (text, label) in enumerate(zip(examples.texts, examples.labels, strict=True)):
+            if whole or not getattr(tokenizer, "is_fast", False):
+                count = len(tokenizer(text, truncation=False)["input_ids"])
+                pieces.append(Piece(text, label, source, min(count, most)))
+                continue
+            special = tokenizer.num_special_tokens_to_add(pair=False)
+            pieces += (Piece(part, label, source, n + special) for part, n in _parts(tokenizer, text, most - special))
     if not pieces:
         raise InputError(f"no text has {_LEAST} tokens", "give longer texts")
     return tuple(pieces)
