@@ -75,6 +75,7 @@ def test_low_scores_keep_their_digits_beside_a_high_one() -> None:
     assert Scale(6, 1).show(2.5e6) == "2.5" and Scale(6, 1).note == "scores ÷ 1,000,000"
     assert Scale(0, 2).note == "" and Scale(-9, 1).note == "scores × 1e9"
     assert Scale(0, 2).show(-0.001) == "0.00" and Scale(-3, 1).precise(-1.234e-6) == "-0.00123"
+    assert [Scale(0, 2).precise(v) for v in (215.4, 56.04, 1234.5, 0.0)] == ["215", "56.0", "1234", "0.00"]
 
 
 @FEW
@@ -91,13 +92,13 @@ def test_the_middle_score_has_two_digits(scores: list[float]) -> None:
 def test_lowest_and_highest_are_listed_with_their_errors() -> None:
     heads = tuple(HeadScore("self", i, j, 0.1 * (4 * i + j) + 0.1, 0.05) for i in range(3) for j in range(4))
     text = shown(importance(3, 4, heads=heads), 80)
-    lowest = re.findall(r"^(L\dH\d) +(\S+) ±0.05 +(L\dH\d) +(\S+) ±0.05", text, re.MULTILINE)
+    lowest = re.findall(r"^(L\dH\d) +(\S+) ±0.0500 +(L\dH\d) +(\S+) ±0.0500", text, re.MULTILINE)
     assert lowest == [
-        ("L0H0", "0.1", "L2H3", "1.2"),
-        ("L0H1", "0.2", "L2H2", "1.1"),
-        ("L0H2", "0.3", "L2H1", "1"),
-        ("L0H3", "0.4", "L2H0", "0.9"),
-        ("L1H0", "0.5", "L1H3", "0.8"),
+        ("L0H0", "0.100", "L2H3", "1.20"),
+        ("L0H1", "0.200", "L2H2", "1.10"),
+        ("L0H2", "0.300", "L2H1", "1.00"),
+        ("L0H3", "0.400", "L2H0", "0.900"),
+        ("L1H0", "0.500", "L1H3", "0.800"),
     ]
     assert "0.10~" in text and "0.20 " in text and "~ within two standard errors of 0" in text
     assert "~" not in shown(importance(3, 4), 80)

@@ -65,7 +65,10 @@ class Scale:
 
     def precise(self, value: float) -> str:
         """A score on the same scale, with three digits however small it is."""
-        return f"{self._scaled(value) + 0.0:.3g}" if math.isfinite(value) else MISSING
+        if not math.isfinite(value):
+            return MISSING
+        scaled = self._scaled(value) + 0.0
+        return f"{scaled:.0f}" if abs(scaled) >= 999.5 else f"{scaled:#.3g}".removesuffix(".")
 
     def _scaled(self, value: float) -> float:
         # Dividing by a power of ten that is no fraction rounds once only.
