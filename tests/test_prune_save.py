@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from headscope.pruning import directory, save
 from headscope.pruning.directory import new_directory
 from headscope.pruning.proof import prove
 from headscope.pruning.report import Equivalence
+from headscope.pruning.restore import restore
 
 LLAMA = "0:4-7; 1:0,4"
 
@@ -164,6 +167,33 @@ def test_static_cache_of_ones_own_takes_layers_that_differ(tmp_path: Path) -> No
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), wanted)
     cache = StaticCache(config=model.config, max_cache_len=32)
     assert torch.equal(model.generate(ids, cache=cache, prefill_chunk_size=4, **options), wanted)
+
+
+def test_chunked_prefill_into_a_static_cache(tmp_path: Path) -> None:
+    """transformers makes that cache by the config, before any keys come."""
+    headscope.save_pruned(pruned("llama", LLAMA), tmp_path / "out")
+    made = pruned("llama", LLAMA)
+    ids = torch.arange(10, 19)[None]
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    wanted = made.generate(ids, **options)
+    for model in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made)), headscope.load(str(tmp_path / "out"))):
+        given = model.generate(ids, cache_implementation="static", prefill_chunk_size=4, **options)
+        assert torch.equal(given, wanted)
+
+
+def test_continuous_batching_is_refused_where_key_value_heads_are_missing(tmp_path: Path) -> None:
+    """And only there: it takes their number from the config."""
+    headscope.save_pruned(pruned("llama", LLAMA), tmp_path / "out")
+    for model in (pruned("llama", LLAMA), headscope.load(str(tmp_path / "out"))):
+        with pytest.raises(NotImplementedError, match="uniform or masked"):
+            model.generate_batch(inputs=[[10, 11, 12]])
+    own = ("init_continuous_batching", "_get_static_cache_init_shape")
+    assert not set(own) & set(vars(pruned("llama", "0:0,4; 1:1,5")))
+    model = pruned("llama", LLAMA)
+    assert set(own) <= set(vars(model))
+    restore(model, model.config.headscope["heads"])
+    assert not set(own) & set(vars(model))
+    assert not set(own) & set(vars(pruned("bert", "0:1")))
 
 
 def test_half_of_the_key_value_groups_is_half_of_the_cache(tmp_path: Path) -> None:

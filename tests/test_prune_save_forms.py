@@ -59,6 +59,18 @@ for name, form, auto in json.loads(sys.argv[2]):
         with torch.no_grad():
             given = model(**inputs).to_tuple()
         results[f"{name}.{form}.{cls}"] = [t for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        if name == "llama" and cls == auto and form != "uniform":
+            ids = inputs["input_ids"][:1, :5]
+            options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False)
+            results[f"llama.{form}.generated"] = [
+                model.generate(ids, **options),
+                model.generate(ids, cache_implementation="static", prefill_chunk_size=2, **options),
+            ]
+            if form == "remote-code":
+                try:
+                    model.generate_batch(inputs=[[10, 11]])
+                except NotImplementedError as error:
+                    results["llama.batches"] = str(error)
         if cls == "AutoModel" and name in ("bert", "llama"):
             model.save_pretrained(f"{place}.again")
 assert "headscope" not in sys.modules
@@ -215,6 +227,15 @@ def test_remote_code_is_refused_unless_trusted_and_saved_again_with_its_code(
     assert "headscope" not in first.replace("headscope_", "").replace("by headscope", "")
     config = json.loads((again / "config.json").read_text("utf-8"))
     assert "AutoModel" in config["auto_map"] and config["model_type"] == f"headscope_{name}"
+
+
+def test_remote_code_generates_with_every_cache_that_there_is(plain: dict) -> None:
+    model, ids = build_family("llama"), example_inputs(FAMILIES["llama"])["input_ids"][:1, :5]
+    with without_heads(model, plan("llama")):
+        wanted = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    for form in ("remote-code", "masked"):
+        assert all(torch.equal(given, wanted) for given in plain[f"llama.{form}.generated"])
+    assert "continuous batching" in plain["llama.batches"]
 
 
 @pytest.mark.parametrize("name", NAMES)

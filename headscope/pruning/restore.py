@@ -14,6 +14,7 @@ from headscope.errors import ModelError
 from headscope.models.projections import projections
 from headscope.models.pruned import HeadState, pruned_state, set_pruned_state
 from headscope.models.sites import Site, find_sites
+from headscope.pruning.caches import fit_caches
 from headscope.pruning.edits import Set, Slot
 from headscope.pruning.extras import one_norm_a_head
 from headscope.pruning.numbers import number_edits
@@ -104,6 +105,7 @@ def restore(model: PreTrainedModel, zeroed: Mapping[str, Sequence[int]]) -> None
             change.apply()
         keep_heads(site.module, state.kept, state.num_heads)
         set_pruned_state(site.module, state)
+    fit_caches(model)
     write_plan(model, current_plan(model))
 
 

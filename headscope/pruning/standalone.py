@@ -1,11 +1,11 @@
 """Functions that go into the modelling file of a pruned model as they are: they know torch only.
 
-`headscope.pruning.remote` copies their source, with classes of `headscope.pruning.runtime` where they are needed.
+`headscope.pruning.remote_source` copies their source, with classes of `headscope.pruning.runtime` where they are needed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -60,3 +60,23 @@ def share_bias(model: nn.Module, prefix: str, inputs: dict[str, Any]) -> None:
         if isinstance(table, nn.Embedding):
             table.register_forward_hook(bias.of_table)
         module.register_forward_pre_hook(bias, with_kwargs=True)
+
+
+def size_caches(model: nn.Module, prefix: str, kv_heads: dict[str, int]) -> None:
+    """Let `generate` size a static cache by the keys that come: the config says the original numbers of heads."""
+    generating: Any = model
+    if kv_heads and hasattr(model, "generate"):
+        generating._get_static_cache_init_shape = shape_of_first_keys
+        generating.init_continuous_batching = no_continuous_batching
+
+
+def shape_of_first_keys() -> None:
+    """No shape to make a cache with before it is needed."""
+
+
+def no_continuous_batching(*args: Any, **kwargs: Any) -> NoReturn:
+    """What `generate_batch` would stumble over later."""
+    raise NotImplementedError(
+        "continuous batching (generate_batch) makes one cache for all layers with the number of key-value heads of the "
+        "config, and this pruned model has others: use generate, or save it as uniform or masked and load it plainly"
+    )

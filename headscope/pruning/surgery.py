@@ -15,6 +15,7 @@ from headscope.models.parts import NotPlain, Parameter
 from headscope.models.projections import Projection
 from headscope.models.pruned import set_pruned_state
 from headscope.models.sites import Site
+from headscope.pruning.caches import fit_caches
 from headscope.pruning.edits import Cut, Edits, Set, Slot, Zero
 from headscope.pruning.extras import extra_cuts, kept_entries, one_norm_a_head
 from headscope.pruning.numbers import number_edits
@@ -49,6 +50,7 @@ def apply(model: PreTrainedModel, plan: Plan) -> None:
             change.apply()
         keep_heads(part.sites[0].module, part.after.kept, part.after.num_heads)
         set_pruned_state(part.sites[0].module, part.after)
+    fit_caches(model)
     write_plan(model, plan)
 
 
