@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headscope.heads.analysis import analyze as analyze
     from headscope.heads.lesson import analyze_head_patterns as analyze_head_patterns
     from headscope.heads.lesson import extract_attention_patterns as extract_attention_patterns
+    from headscope.importance.command import head_importance as head_importance
     from headscope.models.loading import load as load
     from headscope.proof.explain import explain_head as explain_head
     from headscope.proof.reference import read_reference as read_reference
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from headscope.pruning.command import prune as prune
     from headscope.pruning.compat import find_pruneable_heads_and_indices as find_pruneable_heads_and_indices
     from headscope.pruning.convert import convert as convert
+    from headscope.pruning.curve import prune_curve as prune_curve
     from headscope.pruning.prune import prune_heads as prune_heads
     from headscope.pruning.save import save_pruned as save_pruned
 
@@ -38,8 +40,10 @@ _HOME = {
     "explain_head": "headscope.proof.explain",
     "extract_attention_patterns": "headscope.heads.lesson",
     "find_pruneable_heads_and_indices": "headscope.pruning.compat",
+    "head_importance": "headscope.importance.command",
     "load": "headscope.models.loading",
     "prune": "headscope.pruning.command",
+    "prune_curve": "headscope.pruning.curve",
     "prune_heads": "headscope.pruning.prune",
     "read_reference": "headscope.proof.reference",
     "save_pruned": "headscope.pruning.save",
@@ -58,8 +62,10 @@ __all__ = [
     "explain_head",
     "extract_attention_patterns",
     "find_pruneable_heads_and_indices",
+    "head_importance",
     "load",
     "prune",
+    "prune_curve",
     "prune_heads",
     "read_reference",
     "save_pruned",

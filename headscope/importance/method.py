@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from headscope.errors import InputError
 from headscope.importance.outputs import Output
 from headscope.importance.texts import Data
 
@@ -92,14 +91,3 @@ def importance_method(
         return function
 
     return register
-
-
-def method_named(name: str) -> Method:
-    """The method of a name.
-
-    Raises:
-        InputError: There is none.
-    """
-    if name not in METHODS:
-        raise InputError(f"there is no importance method '{name}'", f"Methods: {', '.join(METHODS)}.")
-    return METHODS[name]

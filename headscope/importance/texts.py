@@ -112,12 +112,13 @@ def _parts(tokenizer: Any, text: str, size: int) -> Iterator[tuple[str, int]]:
 def deal(pieces: Sequence[Piece], shares: Mapping[str, Share], seed: int = 0) -> dict[str, tuple[Piece, ...]]:
     """Deal pieces out to roles, by chance and without overlap; all pieces of a text to the same role if texts suffice.
 
-    A role that is full is passed over; what nobody takes is left.
+    A role that is full is passed over, and takes no more than an eighth of what it may take from one text; what nobody
+    takes is left.
 
     Raises:
         InputError: There are fewer pieces than roles.
     """
-    sources = list(dict.fromkeys(p.source for p in pieces))
+    sources = dict.fromkeys(p.source for p in pieces)
     by_text = len(sources) >= _TEXTS_EACH * len(shares)
     groups: dict[int, list[Piece]] = {}
     for number, piece in enumerate(pieces):
@@ -127,21 +128,35 @@ def deal(pieces: Sequence[Piece], shares: Mapping[str, Share], seed: int = 0) ->
             f"{len(groups)} pieces of text are too few for {', '.join(shares)}",
             "give more text, so that nothing is chosen on the text that judges it",
         )
+    random = np.random.default_rng(seed)
     dealt: dict[str, list[Piece]] = {role: [] for role in shares}
     tokens = dict.fromkeys(shares, 0)
-    order = np.random.default_rng(seed).permutation(len(groups))
-    for group in (list(groups.values())[i] for i in order):
+    for group in (list(groups.values())[i] for i in random.permutation(len(groups))):
         open_ = [r for r in shares if not _full(shares[r], tokens[r])]
         if not open_:
             break
         role = min(open_, key=lambda r: tokens[r] / shares[r].weight)
-        dealt[role] += group
-        tokens[role] += sum(p.tokens for p in group)
+        for piece in _some(group, shares[role], tokens[role], random):
+            dealt[role].append(piece)
+            tokens[role] += piece.tokens
     return {role: tuple(found) for role, found in dealt.items()}
 
 
 def _full(share: Share, tokens: int) -> bool:
     return share.most is not None and tokens >= share.most
+
+
+def _some(group: Sequence[Piece], share: Share, tokens: int, random: np.random.Generator) -> Iterator[Piece]:
+    """Pieces of a text, drawn by chance until the role is full or has enough of this text: it should hear of others."""
+    if share.most is None:
+        yield from group
+        return
+    left = min(share.most - tokens, share.most // _TEXTS_EACH)
+    for i in random.permutation(len(group)):
+        if left <= 0:
+            return
+        left -= group[i].tokens
+        yield group[i]
 
 
 def ready(

@@ -1,0 +1,142 @@
+"""The curve: how much is lost against how much is removed, by method, with and without a repair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from headscope.capture.evaluation import evaluating
+from headscope.errors import InputError
+from headscope.importance.allocate import allocate, count_of, units_in
+from headscope.importance.examples import Source, read_examples
+from headscope.importance.loss import Losses, measure
+from headscope.importance.methods import method_named
+from headscope.importance.outputs import find_outputs
+from headscope.models.describe import describe
+from headscope.models.loading import LoadedModel
+from headscope.models.versions import versions
+from headscope.models.whole import whole_model
+from headscope.pruning.choosing import Say, measured_without, scores_by
+from headscope.pruning.curve_result import Curve, Point
+from headscope.pruning.guide import REPAIR_TOKENS, UNITS, Guide, deal_roles
+from headscope.pruning.repairing import interval
+
+SHARES = (0.1, 0.2, 0.3, 0.5)
+METHODS = ("random", "gradient", "reconstruction", "surgeon")
+# Random choices that make the band.
+SEEDS = 5
+
+
+def prune_curve(
+    model: str | PreTrainedModel | None = None,
+    data: Source | None = None,
+    *,
+    methods: Sequence[str] = METHODS,
+    shares: Sequence[float] = SHARES,
+    unit: str = "head",
+    repair: Source | bool = False,
+    repair_mlp: bool = False,
+    repair_tokens: int = REPAIR_TOKENS,
+    min_per_layer: int = 1,
+    seeds: int = SEEDS,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    tokenizer: Any = None,
+    processor: Any = None,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    report: Say | None = None,
+) -> Curve:
+    """Measure what removing heads costs: for each method and share, with a repair and without.
+
+    Heads are zeroed, which loses what removing them loses. Scores, refits and the losses reported each have texts of
+    their own.
+
+    Args:
+        model, data: As in `head_importance`.
+        methods: Names of importance methods. `random` is a band over `seeds` choices.
+        shares: Of heads or groups that go.
+        unit: `head` or `kv-group`.
+        repair: Whether to show each method with a repair as well, or the texts for it.
+        Others: As in `prune`.
+
+    Raises:
+        InputError, ModelError, ResourceError: As `prune`.
+    """
+    chosen = [method_named(name) for name in dict.fromkeys(methods)]
+    if unit not in UNITS:
+        raise InputError(f"unit is {unit!r}", f"It is {' or '.join(UNITS)}.")
+    if data is None:
+        raise InputError("a curve needs texts", "Give --data FILE.")
+    if not chosen or not shares or not all(0 < s < 1 for s in shares):
+        raise InputError("a curve needs methods, and shares between 0 and 1")
+    examples = read_examples(data)
+    guide = Guide(
+        method=next((m for m in chosen if m.needs_data), chosen[0]),
+        unit=unit,
+        min_per_layer=min_per_layer,
+        repair=repair is not False,
+        repair_mlp=repair_mlp,
+        data=examples,
+        repair_data=examples if isinstance(repair, bool) else read_examples(repair),
+        repair_tokens=repair_tokens,
+        max_length=max_length,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
+    loaded = whole_model(model, tokenizer, processor, options | {"trust_remote_code": trust_remote_code})
+    with evaluating(loaded.model):
+        return _curve(loaded, guide, [m.name for m in chosen], shares, unit, seeds, report or (lambda line: None))
+
+
+def _curve(
+    loaded: LoadedModel, guide: Guide, names: Sequence[str], shares: Sequence[float], unit: str, seeds: int, say: Say
+) -> Curve:
+    roles = deal_roles(loaded, guide)
+    judge = roles.report
+    assert judge is not None  # there are texts
+    outputs = find_outputs(loaded.model)
+    base = measure(loaded.model, judge.batches, judge.loss)
+    points: list[Point] = []
+    for name in names:
+        numbers = range(seeds) if name == "random" else (guide.seed,)
+        scored = [
+            scores_by(loaded.model, outputs, method_named(name), roles.ranking, unit, guide.seed + i, say)
+            for i in numbers
+        ]
+        for share in shares:
+            count = count_of(outputs, unit, share)
+            plans = [allocate(outputs, s, count, unit=unit, min_per_layer=guide.min_per_layer) for s in scored]
+            for refit in (None, roles.repair) if roles.repair is not None else (None,):
+                found = [measured_without(loaded.model, plan, judge, guide, refit, say) for plan in plans]
+                point = _point(name, refit is not None, share, count, found, base)
+                say(f"{name}{' repaired' * point.repaired} {share:.0%}: {point.added:+.4f}")
+                points.append(point)
+    return Curve(
+        model=describe(loaded),
+        loss=judge.loss.kind,
+        unit=unit,
+        units=units_in(outputs, unit),
+        base=base.mean,
+        points=tuple(points),
+        sizes=roles.sizes,
+        seed=guide.seed,
+        versions=versions(),
+        warnings=tuple(loaded.warnings),
+    )
+
+
+def _point(name: str, repaired: bool, share: float, count: int, found: Sequence[Losses], base: Losses) -> Point:
+    """One choice has an interval over texts, several a band from the least to the most."""
+    if len(found) == 1:
+        return Point(name, repaired, share, count, *interval(found[0], base), seeds=1)
+    added = np.array([losses.added(base)[0] for losses in found])
+    return Point(name, repaired, share, count, float(added.mean()), float(added.min()), float(added.max()), len(added))

@@ -1,0 +1,114 @@
+"""A repair that has to show that it helps, and what was lost in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from headscope.importance.loss import Losses, measure
+from headscope.importance.outputs import find_outputs
+from headscope.pruning.choosing import Choice, Say
+from headscope.pruning.guide import ENOUGH_FOR_REPAIR, Roles
+from headscope.pruning.outcome import Chosen, RefitLayer, RepairOutcome
+from headscope.repair.repair import repair
+
+
+def repaired(
+    original: PreTrainedModel, after: PreTrainedModel, roles: Roles, mlp: bool, say: Say
+) -> tuple[RepairOutcome | None, tuple[str, ...]]:
+    """Refit a pruned model in place; if it does not lose less on the selection texts then, it is left as it was.
+
+    Returns:
+        What came of it, and warnings.
+    """
+    refit, judge = roles.repair, roles.selection
+    if refit is None or judge is None:
+        return None, ()
+    before = measure(after, judge.batches, judge.loss)
+    with _undoable(after, mlp) as undo:
+        report = repair(original, after, refit.batches, mlp=mlp, report=say)
+        now = measure(after, judge.batches, judge.loss)
+        applied = now.mean < before.mean
+        if not applied:
+            undo()
+    word = "less" if applied else "no less"
+    reason = f"the selection texts lose {word} with it: {now.mean:.4f}, {before.mean:.4f} without"
+    layers = tuple(
+        RefitLayer(r.name, r.ridge if r.kept else None, r.error_before, r.error_after) for r in report.layers
+    )
+    return RepairOutcome(applied, reason, mlp, refit.texts, refit.tokens, layers, before.mean, now.mean), _notes(
+        refit.tokens, mlp
+    )
+
+
+def _notes(tokens: int, mlp: bool) -> tuple[str, ...]:
+    notes = []
+    if tokens < ENOUGH_FOR_REPAIR:
+        notes.append(f"refitted on {tokens:,} tokens: {ENOUGH_FOR_REPAIR:,} or more, varied, carry over better")
+    if mlp:
+        notes.append("refitted down projections help on text like the repair texts only")
+    return tuple(notes)
+
+
+@contextmanager
+def _undoable(model: PreTrainedModel, mlp: bool) -> Iterator[_Undo]:
+    """Copies of the weights that a repair may change, for as long as the block lasts."""
+    modules = model.modules() if mlp else (o.module for o in find_outputs(model))
+    linear = [m for m in modules if isinstance(m, nn.Linear | Conv1D)]
+    undo = _Undo([p for m in linear for p in m.parameters(recurse=False)])
+    try:
+        yield undo
+    except BaseException:
+        undo()
+        raise
+    finally:
+        undo.forget()
+
+
+class _Undo:
+    """Puts weights back as they were."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._kept: list[tuple[nn.Parameter, Tensor]] = [(p, p.detach().clone()) for p in parameters]
+
+    def __call__(self) -> None:
+        with torch.no_grad():
+            for parameter, before in self._kept:
+                if not torch.equal(parameter, before):
+                    parameter.copy_(before)
+
+    def forget(self) -> None:
+        """Let the copies go."""
+        self._kept = []
+
+
+def outcome(choice: Choice, original: PreTrainedModel, after: PreTrainedModel, roles: Roles) -> Chosen:
+    """What was chosen, and what it costs on texts that nothing was chosen on."""
+    added: tuple[float | None, float | None, float | None] = (None, None, None)
+    judge = roles.report
+    if judge is not None:
+        before, now = (measure(model, judge.batches, judge.loss) for model in (original, after))
+        added = interval(now, before)
+    return Chosen(
+        method=choice.method,
+        unit=choice.unit,
+        count=choice.count,
+        of=choice.of,
+        predicted=choice.predicted,
+        loss=None if judge is None else judge.loss.kind,
+        measured=added[0],
+        low=added[1],
+        high=added[2],
+        sizes=roles.sizes,
+    )
+
+
+def interval(now: Losses, before: Losses) -> tuple[float, float, float]:
+    """The loss that is added, and its 95 % interval over texts (normal)."""
+    mean, error = now.added(before)
+    return mean, mean - 1.96 * error, mean + 1.96 * error
