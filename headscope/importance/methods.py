@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from headscope.errors import InputError
-from headscope.importance import ablation, baselines, gradient, surgeon
+from headscope.importance.ablation import ablation
+from headscope.importance.baselines import confidence, magnitude, random
+from headscope.importance.gradient import gradient, gradient_token
 from headscope.importance.method import METHODS, Method
+from headscope.importance.surgeon import reconstruction, surgeon
 
-__all__ = ["METHODS", "ablation", "baselines", "gradient", "method_named", "surgeon"]
+__all__ = [
+    "METHODS",
+    "ablation",
+    "confidence",
+    "gradient",
+    "gradient_token",
+    "magnitude",
+    "method_named",
+    "random",
+    "reconstruction",
+    "surgeon",
+]
 
 
 def method_named(name: str) -> Method:

@@ -14,7 +14,7 @@ from headscope.importance.examples import Examples, Label
 from headscope.importance.loss import Loss, kind_of, loss_of
 from headscope.models.batches import Batch
 from headscope.models.inputs import prepare
-from headscope.models.limits import text_limit
+from headscope.models.limits import text_limit, vocabulary_size
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
 
@@ -22,6 +22,8 @@ from headscope.models.quiet import quiet
 LENGTH = 256
 # Shorter texts and remainders say little.
 _LEAST = 8
+# Tokens of a batch, and predictions for them: a few hundred megabytes.
+_BATCH_TOKENS, _BATCH_LOGITS = 2048, 1 << 26
 # With fewer texts than this for each role, pieces of one text may serve several roles.
 _TEXTS_EACH = 8
 
@@ -173,14 +175,21 @@ def ready(
     Args:
         labels: A classifier's, by piece.
         length: As for `cut`.
-        batch_size: Texts a batch; None chooses by length.
+        batch_size: Texts a batch; None takes as many as fit in little memory.
     """
     texts = [p.text for p in pieces]
     decoder = texts if getattr(loaded.model.config, "is_encoder_decoder", False) else None
     limit = text_limit(loaded.model, loaded.tokenizer)
     most = min(length or LENGTH, limit or length or LENGTH)
-    prepared = prepare(loaded, texts=texts, decoder_texts=decoder, max_length=most, batch_size=batch_size)
+    size = batch_size or _batch_size(loaded, max((p.tokens for p in pieces), default=1))
+    prepared = prepare(loaded, texts=texts, decoder_texts=decoder, max_length=most, batch_size=size)
     return Data(prepared.batches, loss_of(loaded, labels, seed), prepared.texts, prepared.tokens)
+
+
+def _batch_size(loaded: LoadedModel, longest: int) -> int:
+    """Texts whose activations and predictions fit in little memory."""
+    tokens = min(_BATCH_TOKENS, _BATCH_LOGITS // (vocabulary_size(loaded.model) or 1))
+    return max(1, tokens // longest)
 
 
 def label_numbers(model: PreTrainedModel, labels: Sequence[Label | None]) -> list[int]:
