@@ -8,14 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-
-from headscope.errors import InputError, ModelError
-from headscope.importance.ablation import ablation
-from headscope.importance.outputs import find_outputs
-from headscope.importance.partial import giving, layers_of, record
-from tests.single_head_cases import (
+from single_head_cases import (
     assert_untouched,
     build,
     inputs_changed,
@@ -27,6 +20,12 @@ from tests.single_head_cases import (
     texts,
     two_heads_matter,
 )
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headscope.errors import InputError, ModelError
+from headscope.importance.ablation import ablation
+from headscope.importance.partial import giving, layers_of, record
 
 NAMES = ("llama", "bert", "gpt2", "t5", "albert")
 IDS = texts((12, 7, 9, 5, 12))
@@ -206,15 +205,23 @@ def test_layers_that_leave_things_behind_are_run_again() -> None:
             np.testing.assert_allclose(scored["head", output.name].scores[place], wanted[0], rtol=1e-5, atol=1e-6)
 
 
+def kept_layers(name: str, model: PreTrainedModel) -> dict[str, list[str]]:
+    """The paths of the layers that are not run again, by `stack.layer`."""
+    task, layers = task_of(name, model, IDS, 8), layers_of(model)
+    with torch.no_grad():
+        _, recorded = record(layers, task.outputs, lambda: task.data.loss.of(model, task.data.batches[0]))
+    return {output.name: sorted(layers[m] for m in found) for output, found in recorded.kept.items()}
+
+
 def test_what_is_written_into_is_not_kept() -> None:
     model = build("gpt2")
     model.transformer.h[1].register_forward_pre_hook(lambda module, args: (args[0].mul_(1.1), *args[1:]))
-    outputs, task = find_outputs(model), task_of("gpt2", model, IDS, 8)
-    layers = layers_of(model)
-    with torch.no_grad():
-        _, recorded = record(layers, outputs, lambda: task.data.loss.of(model, task.data.batches[0]))
-    kept = {output.name: sorted(layers[m] for m in found) for output, found in recorded.kept.items()}
-    assert kept == {"self.0": [], "self.1": [], "self.2": ["transformer.h.1"]}
+    assert kept_layers("gpt2", model) == {"self.0": [], "self.1": [], "self.2": ["transformer.h.1"]}
+
+
+def test_what_is_called_several_times_is_not_kept() -> None:
+    model = build("albert", num_hidden_layers=4, num_hidden_groups=2)
+    assert kept_layers("albert", model) == {"self.0": [], "self.2": []}
 
 
 def test_layers_give_what_they_gave_within_the_block_only() -> None:
@@ -225,6 +232,10 @@ def test_layers_give_what_they_gave_within_the_block_only() -> None:
         assert layer(hidden) is given
     assert vars(layer).keys() == before.keys()
     assert not torch.equal(layer(hidden), given)
+    layer.forward = own = lambda hidden: 2 * hidden
+    with giving({layer: given}):
+        assert layer(hidden) is given
+    assert layer.forward is own
 
 
 # ------------------------------------------------------------------ around it

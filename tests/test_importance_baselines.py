@@ -7,13 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from headscope.errors import InputError, ModelError
-from headscope.importance.baselines import confidence, magnitude, random
-from headscope.importance.method import METHODS, Task
-from headscope.importance.outputs import find_outputs
-from headscope.models.pruned import HeadState, set_pruned_state
-from tests.single_head_cases import (
+from single_head_cases import (
     assert_untouched,
     build,
     places,
@@ -21,6 +15,12 @@ from tests.single_head_cases import (
     task_of,
     texts,
 )
+
+from headscope.errors import InputError, ModelError
+from headscope.importance.baselines import confidence, magnitude, random
+from headscope.importance.method import METHODS, Task
+from headscope.importance.outputs import find_outputs
+from headscope.models.pruned import HeadState, set_pruned_state
 
 IDS = texts()
 STACKS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}

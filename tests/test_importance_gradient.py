@@ -9,14 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-from headscope.errors import InputError, ModelError
-from headscope.importance.by_text import averaged
-from headscope.importance.gradient import gradient, gradient_token
-from headscope.importance.outputs import find_outputs, watching
-from headscope.models.pruned import HeadState, set_pruned_state
-from tests.single_head_cases import (
+from single_head_cases import (
     MODELS,
     assert_untouched,
     build,
@@ -30,6 +23,14 @@ from tests.single_head_cases import (
     texts,
     two_heads_matter,
 )
+from torch import Tensor
+
+import headscope
+from headscope.errors import InputError, ModelError
+from headscope.importance.by_text import averaged
+from headscope.importance.gradient import gradient, gradient_token
+from headscope.importance.outputs import find_outputs, watching
+from headscope.models.pruned import HeadState, set_pruned_state
 
 NAMES = ("bert", "gpt2", "llama", "t5", "albert")
 
@@ -179,6 +180,21 @@ def test_zeroed_heads_are_not_scored() -> None:
     plain = gradient(task_of("llama", build("llama"), texts()))
     np.testing.assert_allclose(found["head", "self.1"].scores, plain["head", "self.1"].scores[[0, 2, 3]], rtol=1e-6)
     assert len(found["kv-group", "self.1"].scores) == 2
+
+
+def test_removed_heads_count_as_zeros() -> None:
+    """A pruned model scores what is left as the whole one does whose other heads give zero."""
+    whole, pruned = build("llama"), build("llama")
+    gone = {"self.0": [0, 1], "self.1": [1, 2]}
+    headscope.prune_heads(pruned, {0: gone["self.0"], 1: gone["self.1"]})
+    with torch.no_grad():
+        for layer, heads in gone.items():
+            for head in heads:
+                whole.get_submodule(places("llama")[layer][0]).weight[:, 8 * head : 8 * head + 8] = 0
+    wanted, found = (gradient(task_of("llama", model, texts(), units=("head",))) for model in (whole, pruned))
+    for key, layer in found.items():
+        left = [h for h in range(4) if h not in gone.get(key[1], [])]
+        np.testing.assert_allclose(layer.scores, wanted[key].scores[left], rtol=1e-4, atol=1e-6)
 
 
 def test_blocks_that_are_no_texts_are_refused() -> None:
