@@ -18,8 +18,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -36,6 +37,8 @@ from subjects import load_library, modality_of, subject_of, tame
 # At least as many types have to be equal: over all, and of the fast ones.
 MINIMUM, FAST_MINIMUM = 630, 60
 
+Result = TypeVar("Result")
+
 
 def look_at(folder: Path, model_type: str) -> Row:
     """One type, from its tiny model to its verdict."""
@@ -45,28 +48,29 @@ def look_at(folder: Path, model_type: str) -> Row:
         model = tame(library.tiny_model(model_type))
         subject = subject_of(model, library.dummy_inputs(model_type, model))
     except Exception as error:  # what has no tiny model, or no input that fits it, cannot be judged
-        verdict = Verdict(NOT_RUN, _one_line(error))
+        verdict = Verdict(NOT_RUN, one_line(error))
     else:
         modality = modality_of(subject)
         try:
             verdict = examine(subject)
         except Exception as error:  # whatever it is, it must show as this type's fault
-            verdict = Verdict(CRASHED, _one_line(error))
+            verdict = Verdict(CRASHED, one_line(error))
     return Row(model_type, modality, verdict, time.perf_counter() - start)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Kind and text of an error."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def look_at_all(folder: Path, types: Sequence[str], jobs: int) -> list[Row]:
-    """All types in their order, on `jobs` processes of one thread each."""
+def on_all(look: Callable[[Path, str], Result], folder: Path, types: Sequence[str], jobs: int) -> list[Result]:
+    """What `look` gives for all types in their order, on `jobs` processes of one thread each."""
     _quiet()
     if jobs == 1:
-        return [look_at(folder, name) for name in types]
+        return [look(folder, name) for name in types]
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, initializer=_quiet) as pool:
-        return pool.starmap(look_at, [(folder, name) for name in types], chunksize=4)
+        return pool.starmap(look, [(folder, name) for name in types], chunksize=4)
 
 
 def _quiet() -> None:
@@ -75,11 +79,12 @@ def _quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about: str | None, *, fast: bool = False) -> argparse.Namespace:
+    """The command line; `--fast` for scripts that know fast types."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny-models", type=Path, default=os.environ.get("TINY_MODELS"), metavar="DIR")
-    parser.add_argument("--fast", action="store_true", help="only the types of fast.py")
+    if fast:
+        parser.add_argument("--fast", action="store_true", help="only the types of fast.py")
     parser.add_argument("--only", help="types, separated by commas")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write a line for each type, separated by tabs")
@@ -91,12 +96,12 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Look at the types, print the report, say whether it is good enough."""
-    wanted = arguments()
+    wanted = arguments(__doc__, fast=True)
     folder = Path(wanted.tiny_models)
     types = wanted.only.split(",") if wanted.only else TYPES if wanted.fast else load_library(folder).iter_model_types()
     minimum = 0 if wanted.only else FAST_MINIMUM if wanted.fast else MINIMUM
     start = time.perf_counter()
-    rows = look_at_all(folder, types, wanted.jobs)
+    rows = on_all(look_at, folder, types, wanted.jobs)
     print(*lines(rows), sep="\n")
     equal = sum(row.equal for row in rows)
     print(f"{equal} types equal (at least {minimum}), {time.perf_counter() - start:.0f} s")
