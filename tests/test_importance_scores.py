@@ -217,6 +217,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path) -> None:
         (("heads", 3, "score"), 10**400, "heads[3]: score is 1000"),
         (("heads", 3, "error"), [], "heads[3]: error is []"),
         (("heads", 3, "layer"), -1, "heads[3]: layer is -1"),
+        (("heads", 3, "layer"), True, "heads[3]: layer is True"),
         (("heads", 3, "head"), 2, "has the head ('self', 0, 2) twice"),
         (("heads", 3), 5, "heads is"),
         (("kv_groups", 1, "kv_group"), 0, "has the kv-group ('self', 0, 0) twice"),
