@@ -17,6 +17,8 @@ from transformers import (
     CodeGenForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DebertaV2Config,
+    DebertaV2Model,
     FalconConfig,
     FalconForCausalLM,
     GPT2Config,
@@ -189,6 +191,21 @@ def of_chameleon():
     return ChameleonModel(ChameleonConfig(**GROUPED, max_position_embeddings=64, vocabulary_map={"<image>": 5}))
 
 
+def of_deberta():
+    config = DebertaV2Config(
+        vocab_size=60,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        intermediate_size=48,
+        max_position_embeddings=32,
+        relative_attention=True,
+        share_att_key=False,
+        pos_att_type=["p2c", "c2p"],
+    )
+    return DebertaV2Model(config)
+
+
 OTHERS = {
     "a norm weight for each head": (
         lambda: CohereForCausalLM(CohereConfig(**GROUPED, use_qk_norm=True)),
@@ -207,6 +224,7 @@ OTHERS = {
         lambda: XLNetModel(XLNetConfig(vocab_size=60, d_model=64, n_layer=2, n_head=8, d_inner=48)),
         "0:0,3;1:7",
     ),
+    "projections of positions": (of_deberta, "0:0,3;1:7"),
     "a table in every layer": (lambda: UMT5EncoderModel(UMT5Config(**T5)), "0:0,3;1:2"),
 }
 
