@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -27,7 +28,7 @@ TOKENS = 16_384
 
 
 def head_importance(
-    model: str | PreTrainedModel | None = None,
+    model: str | PathLike[str] | PreTrainedModel | None = None,
     data: Source | None = None,
     *,
     method: str = "gradient",

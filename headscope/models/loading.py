@@ -6,8 +6,10 @@ fused implementations return no weights, together with the tokenizer or processo
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -79,7 +81,7 @@ _companions: WeakKeyDictionary[nn.Module, _Companions] = WeakKeyDictionary()
 
 
 def load_model(
-    name: str | None = None,
+    name: str | PathLike[str] | None = None,
     *,
     revision: str | None = None,
     device: str = "auto",
@@ -138,7 +140,7 @@ def load_model(
 
 
 def load(
-    name: str | None = None,
+    name: str | PathLike[str] | None = None,
     *,
     revision: str | None = None,
     device: str = "auto",
@@ -202,15 +204,15 @@ def wrap_model(
     return loaded
 
 
-def _resolve(name: str | None, revision: str | None) -> tuple[str, Source]:
+def _resolve(name: str | PathLike[str] | None, revision: str | None) -> tuple[str, Source]:
     """The name to show and the source to load; packaged weights are checked on the way."""
     directory = packaged.packaged_directory()
-    wanted = default_model_name() if name is None else name
+    wanted = default_model_name() if name is None else os.fspath(name)
     if directory is not None and (wanted == packaged.SHORT_NAME or Path(wanted) == directory):
         if wanted == packaged.SHORT_NAME and Path(wanted).is_dir():
             return wanted, find_source(wanted, revision)
         packaged.check_packaged_weights(directory)
-        return (packaged.SHORT_NAME if name is None else name), Source(str(directory), local=True)
+        return (packaged.SHORT_NAME if name is None else wanted), Source(str(directory), local=True)
     return wanted, find_source(wanted, revision)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -12,7 +13,7 @@ from headscope.models.loading import LoadedModel, load_model, wrap_model
 
 
 def whole_model(
-    model: str | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
+    model: str | PathLike[str] | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
 ) -> LoadedModel:
     """A caller's own model, or the one of a name with the checkpoint's own class: its head is kept, all is in memory.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ _NUMPY = NumPy()
 
 
 def explain_head(
-    model: str | PreTrainedModel | None,
+    model: str | PathLike[str] | PreTrainedModel | None,
     name: str,
     text: str | None = None,
     *,

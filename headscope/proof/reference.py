@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def read_reference(
 
 
 def loaded_model(
-    model: str | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
+    model: str | PathLike[str] | PreTrainedModel | None, tokenizer: Any, processor: Any, options: Mapping[str, Any]
 ) -> LoadedModel:
     """The caller's own model as it is, or one loaded by name with `options`.
 

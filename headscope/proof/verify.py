@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ BACKENDS: dict[str, tuple[type[NumPy] | type[Torch], ...]] = {
 
 
 def verify(
-    model: str | PreTrainedModel | None = None,
+    model: str | PathLike[str] | PreTrainedModel | None = None,
     text: str | Sequence[str] | None = None,
     *,
     checkpoint: str | PreTrainedModel | None = None,

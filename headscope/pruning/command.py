@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from headscope.pruning.zeroing import as_heads, zeroed_copy
 
 
 def prune(
-    model: str | PreTrainedModel | None,
+    model: str | PathLike[str] | PreTrainedModel | None,
     heads: Heads | None = None,
     *,
     scores: str | Path | Importance | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ SEEDS = 5
 
 
 def prune_curve(
-    model: str | PreTrainedModel | None = None,
+    model: str | PathLike[str] | PreTrainedModel | None = None,
     data: Source | None = None,
     *,
     methods: Sequence[str] = METHODS,
