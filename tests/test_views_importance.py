@@ -90,9 +90,9 @@ def test_the_middle_score_has_two_digits(scores: list[float]) -> None:
 
 
 def test_lowest_and_highest_are_listed_with_their_errors() -> None:
-    heads = tuple(HeadScore("self", i, j, 0.1 * (4 * i + j) + 0.1, 0.05) for i in range(3) for j in range(4))
+    heads = tuple(HeadScore("self", i, j, 0.1 * (4 * i + j) + 0.1, 0.09) for i in range(3) for j in range(4))
     text = shown(importance(3, 4, heads=heads), 80)
-    lowest = re.findall(r"^(L\dH\d) +(\S+) ±0.0500 +(L\dH\d) +(\S+) ±0.0500", text, re.MULTILINE)
+    lowest = re.findall(r"^(L\dH\d) +(\S+) ±0.0900 +(L\dH\d) +(\S+) ±0.0900", text, re.MULTILINE)
     assert lowest == [
         ("L0H0", "0.100", "L2H3", "1.20"),
         ("L0H1", "0.200", "L2H2", "1.10"),

@@ -11,8 +11,17 @@ from headscope.cli.errors import say
 
 
 def notes(quiet: bool) -> Callable[[str], None] | None:
-    """Where a long computation's lines go, what it will cost and how far it is: standard error, or nowhere."""
-    return None if quiet else lambda line: say("note", line)
+    """Where a long computation's lines go, what it costs and how far it is: standard error, each once; or nowhere."""
+    if quiet:
+        return None
+    said: set[str] = set()
+
+    def note(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say("note", line)
+
+    return note
 
 
 @contextmanager
