@@ -71,8 +71,6 @@ def result(**changes) -> PruneResult:
         "latency": (latency(), latency(10.0, 10.1, in_noise=True)),
         "conditions": Conditions("cpu", "float32", "sdpa", 2),
         "quality": Quality("perplexity", "lower", 12.5, 13.75, 3, 60, "of every token"),
-        "chosen": None,
-        "repair": None,
         "saved": SaveReport("out", "structural", {"self.0": (0,)}, {}, 900_000, 3_700_000, equivalence(0.0)),
         "warnings": ("self.1: head 5 is zeroed",),
         "versions": {"headscope": "0"},
