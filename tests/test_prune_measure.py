@@ -373,7 +373,7 @@ def test_accuracy_counts_what_is_chosen(classifier) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"), [((0, None, 1), "text 1 .* has no label"), ((0, 3, 1), "label 3"), ((0, 1, "x"), "'x'")]
+    ("labels", "message"), [((0, None, 1), "text 1 .*has no label"), ((0, 3, 1), "label 3"), ((0, 1, "x"), "'x'")]
 )
 def test_labels_must_be_there_and_known(labels, message, classifier) -> None:
     with pytest.raises(InputError, match=message):

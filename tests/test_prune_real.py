@@ -57,9 +57,7 @@ def test_without_half_of_the_groups(smollm2_path: Path, tmp_path: Path, monkeypa
             assert relative_difference([original(**inputs).logits[real]], [logits[real]]) < 1e-5
     before, after = cost_of(original), cost_of(pruned)
     assert after.kv_cache * 2 == before.kv_cache == 2 * 30 * 3 * 64 * 4
-    assert (
-        before.params - after.params == 45 * 64 * 576 * 8
-    )  # rows of 3 + 1 + 1 heads, columns of 3
+    assert before.params - after.params == 45 * 64 * 576 * 8  # rows of 3 + 1 + 1 heads, columns of 3
 
     report = headscope.save_pruned(pruned, tmp_path / "out", tokenizer=tokenizer)
     assert report.equivalence.max_abs == 0 and report.heads == {n: tuple(h) for n, h in heads.items()}

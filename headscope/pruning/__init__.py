@@ -11,7 +11,8 @@ Where to read on, in the order in which things happen:
 - ``masking``: the same heads zeroed. ``probes`` and ``proof``: the pruned model against the masked original.
 - ``save``: the forms on disk, each loaded again and compared; ``directory`` lets it appear whole or not at all.
   ``restore`` puts heads back as zeros, ``uniform`` changes numbers in the config, ``remote`` writes a modelling file
-  (``remote_source``) out of the functions in ``standalone``. ``load``: what a saved config says, for `headscope.models.loading`.
-  ``convert``: from one form to another.
+  (``remote_source``) out of the functions in ``standalone``. ``load``: what a saved config says, for
+  `headscope.models.loading`. ``convert``: from one form to another.
+- ``cost``, ``latency`` (``turns``, ``decoding``) and ``quality``: what pruning saves and costs.
 - ``compat``: helpers that transformers 4 had.
 """

@@ -1,6 +1,7 @@
 """Functions that go into the modelling file of a pruned model as they are: they know torch only.
 
-`headscope.pruning.remote_source` copies their source, with classes of `headscope.pruning.runtime` where they are needed.
+`headscope.pruning.remote_source` copies their source, with classes of `headscope.pruning.runtime` where they are
+needed.
 """
 
 from __future__ import annotations
