@@ -107,7 +107,7 @@ def test_a_distance_is_zero_at_the_original_and_grows(loaded) -> None:
 
 
 def test_random_directions_have_the_mean_square_of_the_change(loaded) -> None:
-    """Twice 1 - cosine is the square of what unit vectors move, which random directions see in the mean."""
+    """Twice 1 - cosine is the square of what a token's unit vector moves, which random directions see in the mean."""
     bert = loaded("bert")
     data = ready(bert, pieces())
     data.loss.remember(bert.model, data.batches)
@@ -120,8 +120,15 @@ def test_random_directions_have_the_mean_square_of_the_change(loaded) -> None:
             with watching([output], lambda _, given: given * 0.5):
                 after = [loss.to_derive(bert.model, batch) for batch in data.batches]
         squares.append(np.mean([float(((a - b) ** 2).mean()) for a, b in zip(after, before, strict=True)]))
-    with watching([output], lambda _, given: given * 0.5):
-        distance = measure(bert.model, data.batches, data.loss).mean
+    cosines = []
+    for text in TEXTS:
+        given = bert.tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            before = bert.model(**given).last_hidden_state
+            with watching([output], lambda _, given: given * 0.5):
+                after = bert.model(**given).last_hidden_state
+        cosines.append(float(functional.cosine_similarity(before.double(), after.double(), dim=-1).mean()))
+    distance = 1 - np.mean(cosines)
     assert np.mean(squares) == pytest.approx(2 * distance, rel=0.25)
 
 

@@ -39,13 +39,14 @@ NAMES = tuple(MODELS)
 
 # ------------------------------------------------------------------ definitions, once more
 def to_derive(name: str, model, row, number: int) -> tuple[torch.Tensor, int]:
-    """The summed loss of one text without padding; or its output's part in a random direction."""
+    """The summed loss of one text without padding; or the part of its tokens' output in random directions."""
     if name != "distilbert":
         loss, count = loss_alone(name, model, row, number)
         return loss * count, count
-    mean = model(input_ids=torch.tensor([row])).last_hidden_state[0].mean(0)
-    random = np.random.default_rng((0, number)).standard_normal(len(mean))
-    return mean / mean.norm() @ torch.tensor(random, dtype=mean.dtype), 1
+    output = model(input_ids=torch.tensor([row])).last_hidden_state[0]
+    random = np.random.default_rng((0, number)).standard_normal(output.shape)
+    directions = output / output.norm(dim=-1, keepdim=True)
+    return (directions * torch.tensor(random, dtype=output.dtype)).sum() / len(row) ** 0.5, 1
 
 
 def alone(name: str, model, ids) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:

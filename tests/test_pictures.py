@@ -22,7 +22,7 @@ from headscope.capture.blocks import RowBlock
 from headscope.errors import InputError
 from headscope.heads import analysis
 from headscope.heads.pictures import Keep, tile_of
-from headscope.heads.selection import parse_selection
+from headscope.models.selection import parse_selection
 
 TEXTS = ["the restless dog was unbelievable", "an unmeasurable cat sat", "the cat sat on the mat because it was tired"]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headscope.errors import InputError
-from headscope.heads.selection import parse_selection, ranges
+from headscope.models.selection import parse_selection, ranges
 
 numbers = st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True).map(sorted)
 item = st.one_of(

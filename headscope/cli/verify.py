@@ -12,7 +12,7 @@ from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink
 from headscope.cli.progress import progress
 from headscope.errors import InputError
-from headscope.heads.selection import parse_selection
+from headscope.models.selection import parse_selection
 
 if TYPE_CHECKING:
     from headscope.results import HeadExplanation, Verification

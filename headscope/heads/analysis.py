@@ -18,17 +18,17 @@ from headscope.capture.feed import Axis
 from headscope.capture.session import Capture, Engine, SiteFacts
 from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model, token_ids
-from headscope.heads.chosen_sites import select_sites
 from headscope.heads.describe import model_info
 from headscope.heads.labels import head_records
 from headscope.heads.metrics import chosen, variant
 from headscope.heads.pictures import Keep, Maps, check_maps
 from headscope.heads.rules import RuleSet, load_rules
-from headscope.heads.selection import Selection, parse_selection, ranges
 from headscope.heads.statistics import HeadStatistics, Layer, Values
 from headscope.heads.tokens import token_groups
+from headscope.models.chosen_sites import select_sites
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
+from headscope.models.selection import Selection, parse_selection, ranges
 from headscope.models.sites import Site, find_sites
 from headscope.models.versions import versions
 from headscope.results import MOST_CELLS, Analysis, AttentionMap, InputInfo, RuleInfo

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headscope.errors import InputError
-from headscope.heads.selection import whole_number
 from headscope.models.loading import LoadedModel, load_model, wrap_model
+from headscope.models.selection import whole_number
 
 
 def loaded_model(

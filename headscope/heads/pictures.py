@@ -12,11 +12,11 @@ from torch import Tensor
 
 from headscope.capture.blocks import RowBlock, Rows
 from headscope.errors import InputError
-from headscope.heads.selection import Selection
 from headscope.heads.statistics import Layer
 from headscope.heads.tokens import token_labels
 from headscope.models.inputs import Batch
 from headscope.models.pruned import head_numbers
+from headscope.models.selection import Selection
 from headscope.models.sites import Site
 from headscope.results import AttentionMap, tile_labels
 

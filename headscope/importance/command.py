@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_fields
 from os import PathLike
 from typing import Any
 
@@ -16,13 +17,18 @@ from headscope.importance.methods import method_named
 from headscope.importance.outputs import Output, find_outputs
 from headscope.importance.result import Importance, importance_result
 from headscope.importance.texts import Data, Share, cut, deal, label_numbers, ready
+from headscope.models.chosen_sites import select_sites
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel
+from headscope.models.selection import Selection, parse_selection
+from headscope.models.sites import find_sites
 from headscope.models.versions import versions
 from headscope.models.whole import whole_model
 
 UNITS = ("head", "kv-group")
 REPLACEMENTS = ("zero", "mean")
+# What would mean nothing with each layer's scores divided by their norm.
+_NOT_BY_LAYER = ("ablation", "random", "surgeon", "reconstruction")
 # Tokens that scores are taken on where the user names no number.
 TOKENS = 16_384
 
@@ -35,6 +41,8 @@ def head_importance(
     replace: str = "zero",
     units: Sequence[str] = UNITS,
     normalise: bool = False,
+    layer: str | int | Sequence[int] = "all",
+    head: str | int | Sequence[int] = "all",
     stack: str | Sequence[str] | None = None,
     max_length: int | None = None,
     batch_size: int | None = None,
@@ -61,7 +69,7 @@ def head_importance(
         replace: With `ablation`, what a head gives instead: `zero`, or its `mean` over all tokens.
         units: `head`, `kv-group`, or both.
         normalise: Divide each layer's scores by their L2 norm.
-        stack: Only these stacks.
+        layer, head, stack: Only these, written as in `analyze`.
         max_length: Tokens a piece of text, special ones included; 256, or the model's limit, where it is not given.
         batch_size: Texts a forward pass; does not change results.
         tokens: Tokens that are used at most, drawn from all over the texts; 16,384 where it is not given.
@@ -75,13 +83,15 @@ def head_importance(
         ResourceError: Out of memory.
     """
     chosen = method_named(method)
-    _check(chosen, replace, units, tokens, data)
+    _check(chosen, replace, units, normalise, tokens, data)
+    layers, heads = parse_selection("layer", layer), parse_selection("head", head)
     examples = None if data is None else read_examples(data)
     options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
     loaded = whole_model(model, tokenizer, processor, options | {"trust_remote_code": trust_remote_code})
     say = report or (lambda line: None)
     with evaluating(loaded.model):
-        outputs = find_outputs(loaded.model, [stack] if isinstance(stack, str) else stack)
+        sites = find_sites(loaded.model)
+        outputs = find_outputs(loaded.model, select_sites(sites, stack, layers, loaded.name))
         notes: list[str] = []
         texts = None
         if examples is not None and chosen.needs_data:
@@ -89,7 +99,8 @@ def head_importance(
         wanted = _units(outputs, units)
         task = Task(loaded.model, outputs, texts, wanted, replace, normalise, seed, say)
         scored = chosen.score(task)
-    return importance_result(
+    heads.check([o.state.kept for o in outputs], f"the selected layers of {loaded.name}")
+    result = importance_result(
         task,
         scored,
         model=describe(loaded),
@@ -97,15 +108,31 @@ def head_importance(
         warnings=tuple(dict.fromkeys((*loaded.warnings, *notes))),
         versions=versions(),
     )
+    return result if heads.items is None else _only(result, outputs, heads)
 
 
-def _check(method: Method, replace: str, units: Sequence[str], tokens: int | None, data: object) -> None:
+def _only(result: Importance, outputs: Sequence[Output], heads: Selection) -> Importance:
+    """The chosen heads and the groups that have any of them; curves are of whole layers."""
+    chosen = {(s.stack, s.layer, h) for o in outputs for s in o.sites for h in heads.within(o.state.kept)}
+    return replace_fields(
+        result,
+        heads=tuple(h for h in result.heads if (h.stack, h.layer, h.head) in chosen),
+        kv_groups=tuple(g for g in result.kv_groups if any((g.stack, g.layer, h) in chosen for h in g.heads)),
+        curves=(),
+    )
+
+
+def _check(
+    method: Method, replace: str, units: Sequence[str], normalise: bool, tokens: int | None, data: object
+) -> None:
     if replace not in REPLACEMENTS:
         raise InputError(f"replace is {replace!r}", f"It is one of {', '.join(REPLACEMENTS)}.")
     if replace != "zero" and method.name != "ablation":
         raise InputError(f"{method.name} replaces nothing", "--with goes with --method ablation.")
     if isinstance(units, str) or not units or not set(units) <= set(UNITS):
         raise InputError(f"units is {units!r}", f"Give some of {', '.join(UNITS)}.")
+    if normalise and method.name in _NOT_BY_LAYER:
+        raise InputError(f"{method.name} compares layers by size", "Leave --normalize out.")
     if tokens is not None and tokens < 1:
         raise InputError(f"tokens is {tokens}, needs 1 or more")
     if method.needs_data and data is None:

@@ -88,14 +88,22 @@ class Loss:
     def to_derive(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         """float32, (batch,): what gradients say how much a head matters to a text.
 
-        The loss itself; but a distance from the original is flat at the original, so there it is the output's part in
-        a random direction: the mean square of its change is that of the output, times two that of 1 - cosine.
+        The loss itself; but a distance from the original is flat at the original, so there it is the part of each
+        token's output in a random direction of its own, summed over a text's tokens and divided by the root of their
+        number: half of the mean square of its change is the mean over tokens of 1 - cosine.
         """
         if self.kind != "output":
             return self.of(model, batch).mean
-        now = _direction(model, batch)
-        random = [np.random.default_rng((self.seed, i)).standard_normal(now.shape[-1]) for i in batch.order]
-        return (now * torch.from_numpy(np.stack(random)).to(now)).sum(-1)
+        output = output_of(model, batch).float()
+        axis = _token_axis(output, batch)
+        if axis is None:
+            output, lengths = output.flatten(1)[:, None], [1] * len(output)
+        else:
+            lengths = axis.lengths.tolist()
+        random = np.zeros(output.shape)
+        for row, (i, n) in enumerate(zip(batch.order, lengths, strict=True)):
+            random[row, :n] = np.random.default_rng((self.seed, i)).standard_normal((n, output.shape[-1])) / n**0.5
+        return (functional.normalize(output, dim=-1) * torch.from_numpy(random).to(output)).flatten(1).sum(-1)
 
     def _of_tokens(self, model: PreTrainedModel, batch: Batch) -> TextLoss:
         axis = batch.axes["decoder" if self.kind == "decoder" else "text"]
@@ -204,11 +212,17 @@ def output_of(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 def pooled(output: Tensor, batch: Batch) -> Tensor:
     """(batch, features): the mean over each example's real tokens, where there is an axis of tokens."""
-    axis = batch.axes.get("decoder") or batch.axes.get("text")
-    if axis is None or output.ndim < 3 or output.shape[:2] != axis.special.shape:
+    axis = _token_axis(output, batch)
+    if axis is None:
         return output.flatten(1)
     mask = mask_of(axis).to(output.device, output.dtype)
     return (output * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def _token_axis(output: Tensor, batch: Batch) -> TokenAxis | None:
+    axis = batch.axes.get("decoder") or batch.axes.get("text")
+    fits = axis is not None and output.ndim == 3 and output.shape[:2] == axis.special.shape
+    return axis if fits else None
 
 
 def _direction(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -81,20 +81,19 @@ class Output:
             yield Unit(number, heads, self.columns(heads))
 
 
-def find_outputs(model: PreTrainedModel, stacks: Sequence[str] | None = None) -> tuple[Output, ...]:
+def find_outputs(model: PreTrainedModel, chosen: Sequence[Site] | None = None) -> tuple[Output, ...]:
     """The output projections of all attention modules whose heads can be told apart there, in the model's order.
 
     Args:
         model: Pruned or not.
-        stacks: Only these stacks; None for all.
+        chosen: Only those of these sites; None for all.
 
     Raises:
         ModelError: There is none; the message has the reason for the first module that was left out.
     """
     by_module: dict[int, list[Site]] = {}
-    for site in find_sites(model):
-        if stacks is None or site.stack in stacks:
-            by_module.setdefault(id(site.module), []).append(site)
+    for site in find_sites(model) if chosen is None else chosen:
+        by_module.setdefault(id(site.module), []).append(site)
     found: list[Output] = []
     reasons: list[str] = []
     for sites in by_module.values():
@@ -104,7 +103,7 @@ def find_outputs(model: PreTrainedModel, stacks: Sequence[str] | None = None) ->
             reasons.append(str(reason))
     if not found:
         raise ModelError(
-            f"no head of {type(model).__name__} can be scored: {reasons[0] if reasons else 'no such stack'}",
+            f"no head of {type(model).__name__} can be scored: {reasons[0] if reasons else 'no such layer'}",
             "Heads are scored at plain output projections.",
         )
     return tuple(found)

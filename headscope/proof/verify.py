@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.errors import InputError, ModelError
-from headscope.heads.chosen_sites import select_sites
-from headscope.heads.selection import parse_selection
+from headscope.models.chosen_sites import select_sites
 from headscope.models.loading import LoadedModel
+from headscope.models.selection import parse_selection
 from headscope.models.sites import Site, find_sites
 from headscope.models.versions import versions
 from headscope.models.weights import read_weights

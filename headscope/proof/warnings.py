@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from headscope.heads.selection import ranges
+from headscope.models.selection import ranges
 from headscope.proof.masks import blocked
 from headscope.proof.plan import Plan
 from headscope.proof.record import SiteRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 from headscope.errors import InputError
 from headscope.importance.examples import Examples
 from headscope.importance.method import Method
-from headscope.importance.methods import method_named
+from headscope.importance.methods import METHODS, method_named
 from headscope.importance.result import Importance
 from headscope.importance.scores import read_scores
 from headscope.importance.texts import Data, Piece, Share, cut, deal, label_numbers, ready
@@ -137,9 +137,20 @@ def _problems(guide: Guide) -> list[tuple[bool, str, str]]:
         ),
         (needs_data and guide.data is None, "the method needs texts", "give --data"),
         (guide.until_drop is not None and guide.data is None, "until_drop needs texts to judge by", "give --data"),
+        (
+            _needs_repair(guide) and not guide.repair,
+            "these scores say which heads can be made up for, which is worse than gradient where none is",
+            "give --repair FILE, or scores by gradient",
+        ),
         (guide.repair_mlp and not guide.repair, "repair_mlp goes with a repair", "give --repair"),
         (guide.repair and guide.repair_data is None, "a repair needs texts", "give --repair FILE, or --data"),
     ]
+
+
+def _needs_repair(guide: Guide) -> bool:
+    name = guide.scores.method if guide.scores is not None else ""
+    method = METHODS.get(name) if guide.method is None else guide.method
+    return method is not None and method.for_repair
 
 
 def _share(given: str | float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headscope.errors import InputError
-from headscope.heads.selection import Selection
+from headscope.models.selection import Selection
 from headscope.models.sites import Site, select_stacks
 
 
