@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, PreTrainedModel
 
 from fixtures.families import Family
 from headscope.models.batches import Batch, TokenSequence, axis_of, mask_of
@@ -17,20 +18,27 @@ from headscope.pruning.prune import prune_heads
 VOCABULARY = 64
 
 
-def llama(layers: int = 3, dtype: torch.dtype = torch.float32, kv_heads: int = 4, seed: int = 0) -> LlamaForCausalLM:
-    """Heads that look at different tokens, and streams of about size one."""
-    config = LlamaConfig(
+def llama(
+    dtype: torch.dtype = torch.float32, config: type[LlamaConfig | GraniteConfig] = LlamaConfig, **more: Any
+) -> Any:
+    """Three layers of four heads that look at different tokens, with streams of about size one.
+
+    Args:
+        config: Granite's is a Llama whose results are scaled before they are added.
+    """
+    wanted = config(
         hidden_size=32,
-        num_hidden_layers=layers,
+        num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=kv_heads,
+        num_key_value_heads=4,
         intermediate_size=48,
         vocab_size=VOCABULARY,
         max_position_embeddings=64,
+        **more,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32)
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(wanted, attn_implementation="eager", dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:

@@ -125,7 +125,7 @@ def test_where_nothing_comes_in_nothing_is_fitted(inputs) -> None:
 
 
 def test_tokens_weigh_what_the_next_norm_divides_by() -> None:
-    stream = torch.tensor([[3.0, 5.0], [-1.0, 1.0]])
-    np.testing.assert_allclose(token_weights(stream, centred=False), [1 / 17, 1.0], rtol=1e-5)
-    np.testing.assert_allclose(token_weights(stream, centred=True), [1.0, 1.0], rtol=1e-5)
-    assert torch.isfinite(token_weights(torch.zeros(1, 4), centred=True)).all()
+    wanted, given = torch.tensor([[3.0, 5.0], [-1.0, 1.0]]), torch.tensor([[0.0, 0.0], [6.0, 8.0]])
+    np.testing.assert_allclose(token_weights(wanted, given, centred=False), [1 / 17, 1 / 50], rtol=1e-5)
+    np.testing.assert_allclose(token_weights(wanted, given, centred=True), [1.0, 1.0], rtol=1e-5)
+    assert torch.isfinite(token_weights(torch.zeros(1, 4), torch.zeros(1, 4), centred=True)).all()

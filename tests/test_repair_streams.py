@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from repair_cases import batch_of, family_batches, random_texts
+from repair_cases import batch_of, family_batches, llama, random_texts
 from torch import nn
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import GraniteConfig
 
 from headscope.importance.outputs import find_outputs
 from headscope.repair.places import down_projections
@@ -83,17 +85,13 @@ def test_streams_are_in_the_order_of_the_pass(family_model) -> None:
 
 
 def test_results_that_are_scaled_before_they_are_added() -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48}
-    config = GraniteConfig(num_hidden_layers=2, vocab_size=64, residual_multiplier=0.22, **sizes)
-    model = GraniteForCausalLM(config).eval()
+    model = llama(config=GraniteConfig, residual_multiplier=0.22)
     streams = streams_of(model, batch_of(dict(enumerate(random_texts(3)))))[0]
-    assert [s.scale for s in streams.values()] == pytest.approx([0.22, 0.22], rel=1e-5)
+    assert [s.scale for s in streams.values()] == pytest.approx([0.22] * 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_precisions_have_the_same_streams(family_model, dtype) -> None:
-    import copy
-
     model, _, family = family_model("llama")
     batch = family_batches(family, 8)[0]
     wanted, found = streams_of(model, batch)[0], streams_of(copy.deepcopy(model).to(dtype), batch)[0]

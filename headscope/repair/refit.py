@@ -141,14 +141,15 @@ def _share(error: float, size: float) -> float:
     return max(error, 0.0) / size if size > 0 else 0.0
 
 
-def token_weights(stream: Tensor, *, centred: bool) -> Tensor:
+def token_weights(wanted: Tensor, given: Tensor, *, centred: bool) -> Tensor:
     """(tokens,): 1 / mean square of each token's features, or 1 / variance for a norm that takes their mean away.
 
     That is what the next norm multiplies an error with, squared. Without it, tokens with massive activations count for
-    all others together.
+    all others together. Of both streams the larger one counts: a token that only one of them makes massive would do the
+    same.
 
     Args:
-        stream: (tokens, features), float32 or float64.
+        wanted, given: (tokens, features), the original's stream and the pruned model's, float32 or float64.
     """
-    size = stream.var(-1, correction=0) if centred else stream.pow(2).mean(-1)
-    return 1 / (size + 1e-6)  # as norms keep from dividing by zero
+    sizes = [s.var(-1, correction=0) if centred else s.pow(2).mean(-1) for s in (wanted, given)]
+    return 1 / (torch.maximum(*sizes) + 1e-6)  # as norms keep from dividing by zero

@@ -146,7 +146,7 @@ class _Step:
         rows = rows_of(batch, self.place.axis, target.shape, self.texts)
         for places, sums in ((rows.fitted, rest), (rows.held, held)):
             aim, given = (_precise(_flat(t)[places.to(t.device)]).to(x.device) for t in (target, now.value))
-            weights = token_weights(aim, centred=stream.centred)
+            weights = token_weights(aim, given, centred=stream.centred)
             sums.add(_precise(x[places.to(x.device)]), (aim - given) / stream.scale, weights)
 
     def _inputs(self, now: Pause) -> Tensor:
