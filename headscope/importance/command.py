@@ -157,6 +157,7 @@ def _data(
     seed: int,
     notes: list[str],
 ) -> Data:
+    label_numbers(loaded.model, examples.labels)  # errors count texts as the user does
     pieces = cut(loaded, examples, length)
     drawn = deal(pieces, {"ranking": Share(1, tokens)}, seed)["ranking"]
     if len(drawn) < len(pieces):

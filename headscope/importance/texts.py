@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from headscope.errors import InputError, ModelError
 from headscope.importance.examples import Examples, Label
 from headscope.importance.loss import Loss, kind_of, loss_of
 from headscope.models.batches import Batch
+from headscope.models.input_kinds import check_kinds
 from headscope.models.inputs import prepare
 from headscope.models.limits import text_limit, vocabulary_size
 from headscope.models.loading import LoadedModel
@@ -81,8 +82,12 @@ def cut(loaded: LoadedModel, examples: Examples, length: int | None = None) -> t
         length: Tokens a piece, special ones included; None takes `LENGTH`, or the model's limit if that is less.
 
     Raises:
-        InputError: No piece is left that has `_LEAST` tokens.
+        InputError: No piece is left that has `_LEAST` tokens, or the model reads no text alone.
+        ModelError: There is no tokenizer.
     """
+    check_kinds(loaded, examples.texts, None, None, None, None, None)
+    if loaded.tokenizer is None:
+        raise ModelError(f"{loaded.name} has no tokenizer that loads", "name another one with --tokenizer")
     limit = text_limit(loaded.model, loaded.tokenizer)
     most = min(length or LENGTH, limit or length or LENGTH)
     whole = kind_of(loaded.model) == "classifier" or bool(getattr(loaded.model.config, "is_encoder_decoder", False))
@@ -96,6 +101,11 @@ def cut(loaded: LoadedModel, examples: Examples, length: int | None = None) -> t
                 pieces.append(Piece(text, label, source, min(count, most)))
                 continue
             special = tokenizer.num_special_tokens_to_add(pair=False)
+            if most < _LEAST + special:
+                raise InputError(
+                    f"pieces of {most} tokens are too short to score anything on",
+                    f"give --max-length {_LEAST + special} or more",
+                )
             pieces += (Piece(part, label, source, n + special) for part, n in _parts(tokenizer, text, most - special))
     if not pieces:
         raise InputError(f"no text has {_LEAST} tokens", "give longer texts")
@@ -115,10 +125,10 @@ def deal(pieces: Sequence[Piece], shares: Mapping[str, Share], seed: int = 0) ->
     """Deal pieces out to roles, by chance and without overlap; all pieces of a text to the same role if texts suffice.
 
     A role that is full is passed over, and takes no more than an eighth of what it may take from one text; what nobody
-    takes is left.
+    takes is left, and so is what says the same as a piece of another role.
 
     Raises:
-        InputError: There are fewer pieces than roles.
+        InputError: There are fewer different pieces than roles.
     """
     sources = dict.fromkeys(p.source for p in pieces)
     by_text = len(sources) >= _TEXTS_EACH * len(shares)
@@ -126,22 +136,31 @@ def deal(pieces: Sequence[Piece], shares: Mapping[str, Share], seed: int = 0) ->
     for number, piece in enumerate(pieces):
         groups.setdefault(piece.source if by_text else number, []).append(piece)
     if len(groups) < len(shares):
-        raise InputError(
-            f"{len(groups)} pieces of text are too few for {', '.join(shares)}",
-            "give more text, so that nothing is chosen on the text that judges it",
-        )
+        raise _too_few(groups.values(), shares)
     random = np.random.default_rng(seed)
     dealt: dict[str, list[Piece]] = {role: [] for role in shares}
     tokens = dict.fromkeys(shares, 0)
+    owners: dict[str, str] = {}
     for group in (list(groups.values())[i] for i in random.permutation(len(groups))):
         open_ = [r for r in shares if not _full(shares[r], tokens[r])]
         if not open_:
             break
         role = min(open_, key=lambda r: tokens[r] / shares[r].weight)
         for piece in _some(group, shares[role], tokens[role], random):
-            dealt[role].append(piece)
-            tokens[role] += piece.tokens
+            if owners.setdefault(piece.text, role) == role:
+                dealt[role].append(piece)
+                tokens[role] += piece.tokens
+    if not all(dealt.values()):
+        raise _too_few(groups.values(), shares)
     return {role: tuple(found) for role, found in dealt.items()}
+
+
+def _too_few(groups: Iterable[Sequence[Piece]], roles: Iterable[str]) -> InputError:
+    different = len({piece.text for group in groups for piece in group})
+    return InputError(
+        f"{different} different piece{'s' * (different != 1)} of text cannot serve for {', '.join(roles)}",
+        "give more text, so that nothing is chosen on the text that judges it",
+    )
 
 
 def _full(share: Share, tokens: int) -> bool:
@@ -153,7 +172,7 @@ def _some(group: Sequence[Piece], share: Share, tokens: int, random: np.random.G
     if share.most is None:
         yield from group
         return
-    left = min(share.most - tokens, share.most // _TEXTS_EACH)
+    left = min(share.most - tokens, max(1, share.most // _TEXTS_EACH))
     for i in random.permutation(len(group)):
         if left <= 0:
             return

@@ -58,6 +58,8 @@ def choose(loaded: LoadedModel, guide: Guide, roles: Roles, unit: str, say: Say)
     outputs = find_outputs(loaded.model)
     of = units_in(outputs, unit)
     if guide.until_drop is not None:
+        if not most_of(outputs, unit, guide.min_per_layer):
+            raise InputError(f"no {unit} can go where each layer keeps {guide.min_per_layer}", "keep fewer")
         scored = _scored(loaded.model, outputs, guide, roles.ranking, unit, say)
         count = _most_under(loaded.model, outputs, scored, guide, roles, unit, say)
         if not count:

@@ -197,30 +197,43 @@ def deal_roles(loaded: LoadedModel, guide: Guide) -> Roles:
         first["report"] = judging
     dealt: dict[str, tuple[Piece, ...]] = {}
     of_repair = {"repair": Share(4, guide.repair_tokens)} if guide.repair else {}
-    if guide.data is not None and guide.repair_data is not guide.data:
-        dealt |= _dealt(loaded, guide, guide.data, first) | _dealt(loaded, guide, guide.repair_data, of_repair)
+    if guide.data is not None and guide.repair_data != guide.data:
+        dealt |= _dealt(loaded, guide, guide.data, first)
+        taken = frozenset(p.text for pieces in dealt.values() for p in pieces)
+        dealt |= _dealt(loaded, guide, guide.repair_data, of_repair, taken)
     else:
         dealt |= _dealt(loaded, guide, guide.data or guide.repair_data, first | of_repair)
-    found = {role: _ready(loaded, guide, pieces) for role, pieces in dealt.items()}
+    found = {role: _ready(loaded, guide, role, pieces) for role, pieces in dealt.items()}
     return Roles(**{role: found.get(role) for role in ("ranking", "repair", "selection", "report")})
 
 
 def _dealt(
-    loaded: LoadedModel, guide: Guide, examples: Examples | None, shares: Mapping[str, Share]
+    loaded: LoadedModel,
+    guide: Guide,
+    examples: Examples | None,
+    shares: Mapping[str, Share],
+    taken: frozenset[str] = frozenset(),
 ) -> dict[str, tuple[Piece, ...]]:
+    """Pieces by role, without those that say the same as one that is taken."""
     if examples is None or not shares:
         return {}
-    return deal(cut(loaded, examples, guide.max_length), shares, guide.seed)
+    if set(shares) != {"repair"}:
+        label_numbers(loaded.model, examples.labels)  # errors count texts as the user does
+    pieces = [p for p in cut(loaded, examples, guide.max_length) if p.text not in taken]
+    return deal(pieces, shares, guide.seed)
 
 
-def _ready(loaded: LoadedModel, guide: Guide, pieces: tuple[Piece, ...]) -> Data:
+def _ready(loaded: LoadedModel, guide: Guide, role: str, pieces: tuple[Piece, ...]) -> Data:
+    """Batches and the loss on them; a repair looks at no loss, so it needs neither labels nor the model's output."""
+    judged = role != "repair"
     data = ready(
         loaded,
         pieces,
-        label_numbers(loaded.model, [p.label for p in pieces]),
+        label_numbers(loaded.model, [p.label for p in pieces]) if judged else [0] * len(pieces),
         length=guide.max_length,
         batch_size=guide.batch_size,
         seed=guide.seed,
     )
-    data.loss.remember(loaded.model, data.batches)
+    if judged:
+        data.loss.remember(loaded.model, data.batches)
     return data

@@ -145,6 +145,8 @@ class _Step:
         stream, x = self.place.stream, self._inputs(now)
         rows = rows_of(batch, self.place.axis, target.shape, self.texts)
         for places, sums in ((rows.fitted, rest), (rows.held, held)):
+            if not len(places):
+                continue
             aim, given = (_precise(_flat(t)[places.to(t.device)]).to(x.device) for t in (target, now.value))
             weights = token_weights(aim, given, centred=stream.centred)
             sums.add(_precise(x[places.to(x.device)]), (aim - given) / stream.scale, weights)
