@@ -47,8 +47,9 @@ def test_texts_need_a_tokenizer(llama, tmp_path, way) -> None:
 
 def test_models_of_images_are_not_scored_on_texts(family_dir) -> None:
     model = ViTModel.from_pretrained(family_dir("vit")).eval()
-    with pytest.raises(InputError, match="takes images, not text"):
+    with pytest.raises(ModelError, match="takes images, not text") as caught:
         headscope.head_importance(model, texts())
+    assert "magnitude" in caught.value.hint
 
 
 @pytest.mark.parametrize("length", [1, 2, 8])
@@ -81,6 +82,24 @@ def test_what_each_layer_keeps_may_leave_nothing_to_go(llama) -> None:
         headscope.prune(
             llama[0], method="magnitude", data=texts(), until_drop="1%", min_per_layer=99, tokenizer=llama[1]
         )
+
+
+def test_a_share_that_cannot_go_is_refused_before_anything_is_measured(llama) -> None:
+    lines: list[str] = []
+    with pytest.raises(InputError, match="12 heads cannot go where each layer keeps 5") as caught:
+        headscope.prune_curve(
+            llama[0], texts(), methods=["magnitude"], min_per_layer=5, tokenizer=llama[1], report=lines.append
+        )
+    assert not lines and caught.value.hint == "at most 9 of 24 can"
+
+
+def test_a_curve_of_a_model_that_cannot_be_refitted_has_no_repair(family_dir) -> None:
+    """Layers that share their weights."""
+    curve = headscope.prune_curve(
+        family_dir("albert"), texts(120), methods=["magnitude"], shares=[0.25, 0.5], repair=True
+    )
+    assert [(p.repaired, p.count) for p in curve.points] == [(False, 1), (False, 2)]
+    assert any("without a repair: several layers run" in line for line in curve.warnings)
 
 
 # ------------------------------------------------------------------ who gets which texts

@@ -82,10 +82,13 @@ def cut(loaded: LoadedModel, examples: Examples, length: int | None = None) -> t
         length: Tokens a piece, special ones included; None takes `LENGTH`, or the model's limit if that is less.
 
     Raises:
-        InputError: No piece is left that has `_LEAST` tokens, or the model reads no text alone.
-        ModelError: There is no tokenizer.
+        InputError: No piece is left that has `_LEAST` tokens.
+        ModelError: The model does not read text alone, or has no tokenizer.
     """
-    check_kinds(loaded, examples.texts, None, None, None, None, None)
+    try:
+        check_kinds(loaded, examples.texts, None, None, None, None, None)
+    except InputError as error:
+        raise ModelError(error.message, "score its heads by magnitude or random, which need no texts") from None
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.name} has no tokenizer that loads", "name another one with --tokenizer")
     limit = text_limit(loaded.model, loaded.tokenizer)

@@ -10,20 +10,23 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
-from headscope.errors import InputError
-from headscope.importance.allocate import allocate, count_of, units_in
+from headscope.errors import InputError, ModelError
+from headscope.importance.allocate import allocate, count_of, most_of, units_in
 from headscope.importance.examples import Source, read_examples
 from headscope.importance.loss import Losses, measure
 from headscope.importance.methods import method_named
-from headscope.importance.outputs import find_outputs
+from headscope.importance.outputs import Output, find_outputs
+from headscope.importance.texts import Data
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel
 from headscope.models.versions import versions
 from headscope.models.whole import whole_model
 from headscope.pruning.choosing import Say, measured_without, scores_by
 from headscope.pruning.curve_result import Curve, Point
-from headscope.pruning.guide import REPAIR_TOKENS, UNITS, Guide, deal_roles
+from headscope.pruning.guide import REPAIR_TOKENS, UNITS, Guide, Roles, deal_roles
 from headscope.pruning.repairing import interval
+from headscope.pruning.zeroing import as_heads, zeroed_copy
+from headscope.repair.repair import repair as repair_model
 
 SHARES = (0.1, 0.2, 0.3, 0.5)
 METHODS = ("random", "gradient", "reconstruction", "surgeon")
@@ -65,7 +68,8 @@ def prune_curve(
         methods: Names of importance methods. `random` is a band over `seeds` choices.
         shares: Of heads or groups that go.
         unit: `head` or `kv-group`.
-        repair: Whether to show each method with a repair as well, or the texts for it.
+        repair: Whether to show each method with a repair as well, or the texts for it. Where the model cannot be
+            refitted, a warning says so.
         Others: As in `prune`.
 
     Raises:
@@ -105,6 +109,9 @@ def _curve(
     judge = roles.report
     assert judge is not None  # there are texts
     outputs = find_outputs(loaded.model)
+    counts = {share: count_of(outputs, unit, share) for share in shares}
+    _check_counts(outputs, guide, unit, max(counts.values()))
+    refits, notes = _refits(loaded, outputs, roles, guide, unit)
     base = measure(loaded.model, judge.batches, judge.loss)
     points: list[Point] = []
     for name in names:
@@ -113,10 +120,9 @@ def _curve(
             scores_by(loaded.model, outputs, method_named(name), roles.ranking, unit, guide.seed + i, say)
             for i in numbers
         ]
-        for share in shares:
-            count = count_of(outputs, unit, share)
+        for share, count in counts.items():
             plans = [allocate(outputs, s, count, unit=unit, min_per_layer=guide.min_per_layer) for s in scored]
-            for refit in (None, roles.repair) if roles.repair is not None else (None,):
+            for refit in refits:
                 found = [measured_without(loaded.model, plan, judge, guide, refit, say) for plan in plans]
                 point = _point(name, refit is not None, share, count, found, base)
                 say(f"{name}{' repaired' * point.repaired} {share:.0%}: {point.added:+.4f}")
@@ -131,8 +137,31 @@ def _curve(
         sizes=roles.sizes,
         seed=guide.seed,
         versions=versions(),
-        warnings=tuple(loaded.warnings),
+        warnings=(*loaded.warnings, *notes),
     )
+
+
+def _check_counts(outputs: Sequence[Output], guide: Guide, unit: str, count: int) -> None:
+    most = most_of(outputs, unit, guide.min_per_layer)
+    if count > most:
+        raise InputError(
+            f"{count} {unit}s cannot go where each layer keeps {guide.min_per_layer}",
+            f"at most {most} of {units_in(outputs, unit)} can",
+        )
+
+
+def _refits(
+    loaded: LoadedModel, outputs: Sequence[Output], roles: Roles, guide: Guide, unit: str
+) -> tuple[tuple[Data | None, ...], tuple[str, ...]]:
+    """What is refitted on: nothing, and the texts for it, if a trial shows that the model can be; else a note."""
+    if roles.repair is None:
+        return (None,), ()
+    after, _ = zeroed_copy(loaded.model, as_heads({o.name: u[0].heads for o in outputs if len(u := o.units(unit)) > 1}))
+    try:
+        repair_model(loaded.model, after, roles.repair.batches[:1], mlp=guide.repair_mlp)
+    except ModelError as error:
+        return (None,), (f"measured without a repair: {error.message}",)
+    return (None, roles.repair), ()
 
 
 def _point(name: str, repaired: bool, share: float, count: int, found: Sequence[Losses], base: Losses) -> Point:
