@@ -27,7 +27,9 @@ def blocks(language: str) -> list[str]:
 INSTALL = [block for block in blocks("bash") if block.startswith("python3 -m venv .venv")]
 VERIFY = [block for block in blocks("bash") if block.startswith("headscope verify")]
 PRUNE = [block for block in blocks("bash") if block.startswith("headscope prune")]
-TOUR = [block for block in blocks("bash") if block not in INSTALL + VERIFY + PRUNE]
+# What takes minutes on the texts that it names.
+LONG = [block for block in blocks("bash") if "--repair" in block or "--curve" in block]
+TOUR = [block for block in blocks("bash") if block not in INSTALL + VERIFY + PRUNE + LONG]
 MAIN_JOB = INSTALL[0].splitlines()[-1].removeprefix(".venv/bin/")
 
 
@@ -60,6 +62,19 @@ def test_the_commands_of_the_tour_work(script: str, tmp_path: Path, environment:
     done = run(script, tmp_path, environment)
     assert done.returncode == 0, done.stderr
     assert "error:" not in done.stderr
+
+
+@pytest.mark.parametrize("script", LONG, ids=[block.splitlines()[1][:60] for block in LONG])
+def test_the_long_commands_work_on_little_text(script: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    first, rest = script.split("\n", 1)
+    assert first.startswith("python3 -c") and first.endswith("> texts.txt")
+    words = "the cat sat on the mat because it was tired and a dog saw it".split()
+    lines = (" ".join(words[i % 5 :] + words[: i % 7]) + f" {i}" for i in range(160))
+    (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
+    done = run(rest.replace("random,", ""), tmp_path, environment)
+    assert done.returncode == 0, done.stderr
+    assert "error:" not in done.stderr
+    assert [path for path in tmp_path.iterdir() if path.name != "texts.txt"]
 
 
 @pytest.mark.parametrize("code", blocks("python"))
