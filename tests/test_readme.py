@@ -68,7 +68,7 @@ def test_the_commands_of_the_tour_work(script: str, tmp_path: Path, environment:
 def test_the_long_commands_work_on_little_text(script: str, tmp_path: Path, environment: dict[str, str]) -> None:
     first, rest = script.split("\n", 1)
     assert first.startswith("python3 -c") and first.endswith("> texts.txt")
-    words = "the cat sat on the mat because it was tired and a dog saw it".split()
+    words = ["the", "cat", "sat", "on", "the", "mat", "because", "it", "was", "tired", "and", "a", "dog", "saw", "it"]
     lines = (" ".join(words[i % 5 :] + words[: i % 7]) + f" {i}" for i in range(160))
     (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
     done = run(rest.replace("random,", ""), tmp_path, environment)
