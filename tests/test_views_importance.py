@@ -126,8 +126,9 @@ def test_groups_are_named_with_their_heads() -> None:
     assert re.search(r"L\dG0 \(0-2\)", text) and re.search(r"L\dG1 \(3-5\)", text)
 
 
-def test_colours_are_places_in_the_order() -> None:
+def test_colours_are_places_in_the_order(monkeypatch) -> None:
     """Seven scores, one of each seventh, in the colours of the map that pictures use."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
     assert [to_hex(matplotlib.colormaps["cividis"](i / 6)) for i in range(7)] == list(SHADES)
     order = (3, 0, 6, 1, 5, 2, 4)
     result = importance(1, 7, heads=tuple(HeadScore("self", 0, j, 10.0**-place) for j, place in enumerate(order)))
