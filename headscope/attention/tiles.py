@@ -17,8 +17,9 @@ from torch import Tensor
 
 from headscope.attention.visibility import HIDDEN, Target, Visibility
 
-# A tile's rows.
-TILE_ROWS = 128
+# A tile's rows, and how many times as many they may be where there are many keys: what is computed for nothing above
+# the diagonal is then a small part, and fewer, larger products are faster.
+TILE_ROWS, TILE_ROWS_TIMES = 128, 4
 # Rows that are multiplied with their targets in one go.
 TARGET_ROWS = 1024
 
@@ -33,7 +34,7 @@ def tile_cells(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return min(max(free // 64, 1 << 20), 1 << 26)
     cache = _capabilities().get("l2_cache_size") or 1 << 19
-    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 19), 1 << 22)
+    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 20), 1 << 22)
 
 
 @lru_cache(maxsize=1)
@@ -122,15 +123,20 @@ class Problem:
         return tile_cells(self.query.device)
 
     @cached_property
+    def height(self) -> int:
+        """Rows of a tile: an eighth of the keys, within bounds."""
+        return TILE_ROWS * min(max(self.visibility.keys // (8 * TILE_ROWS), 1), TILE_ROWS_TIMES)
+
+    @cached_property
     def width(self) -> int:
         """Keys of a tile: as many as fit with one head, since long rows are faster than many heads."""
-        fit = self.cells // (TILE_ROWS * self.groups)
+        fit = self.cells // (self.height * self.groups)
         return max(128, fit - fit % 64)
 
     def bands(self, start: int, stop: int) -> Iterator[tuple[Band, list[slice]]]:
         """Bands of these rows, each with the ranges of keys that hold all that its rows see."""
-        for row in range(start, stop, TILE_ROWS):
-            rows = slice(row, min(row + TILE_ROWS, stop))
+        for row in range(start, stop, self.height):
+            rows = slice(row, min(row + self.height, stop))
             low, high = self.visibility.span(rows.start, rows.stop)
             ranges = [slice(key, min(key + self.width, high)) for key in range(low, high, self.width)]
             for examples, heads in self._together((rows.stop - row) * min(self.width, max(high - low, 1))):
@@ -199,7 +205,7 @@ class Problem:
 
     def room(self, number: int = 0) -> Tensor:
         """Memory for one tile, kept by each thread: on a processor, new memory costs more than what is put there."""
-        cells = max(self.cells, TILE_ROWS * self.groups * self.width)
+        cells = max(self.cells, self.height * self.groups * self.width)
         if self.query.device.type != "cpu":
             return self.query.new_empty(cells)
         room: Tensor | None = getattr(_rooms, str(number), None)
