@@ -19,7 +19,7 @@ from headscope.attention.visibility import HIDDEN, Target, Visibility
 
 # A tile's rows, and how many times as many they may be where there are many keys: what is computed for nothing above
 # the diagonal is then a small part, and fewer, larger products are faster.
-TILE_ROWS, TILE_ROWS_TIMES = 128, 4
+TILE_ROWS, TILE_ROWS_TIMES = 128, 2
 # Rows that are multiplied with their targets in one go.
 TARGET_ROWS = 1024
 
@@ -34,7 +34,7 @@ def tile_cells(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return min(max(free // 64, 1 << 20), 1 << 26)
     cache = _capabilities().get("l2_cache_size") or 1 << 19
-    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 20), 1 << 22)
+    return min(max(int(cache) * torch.get_num_threads() // 4, 1 << 19), 1 << 22)
 
 
 @lru_cache(maxsize=1)
