@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -227,7 +228,34 @@ def test_other_kinds_of_model(family_dir, name, cls) -> None:
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["repair"]["layers"]
 
 
+def test_what_is_not_proved_is_neither_repaired_nor_measured(llama, monkeypatch) -> None:
+    model, tokenizer = llama
+    from headscope.pruning import command
+
+    real = command.prove
+    monkeypatch.setattr(command, "prove", lambda *args, **options: replace(real(*args, **options), passed=False))
+    result = headscope.prune(
+        model, method="gradient", data=texts(100), drop=0.3, repair=True, tokenizer=tokenizer, latency=False
+    )
+    assert not result.passed and result.repair is None
+    assert result.chosen.count == 3 and result.chosen.measured is None
+
+
+def test_heads_that_do_not_exist_are_refused_before_anything_is_scored(llama) -> None:
+    model, tokenizer = llama
+    said: list[str] = []
+    with pytest.raises(InputError, match="head 8 does not exist"):
+        headscope.head_importance(model, texts(), method="ablation", head="8", tokenizer=tokenizer, report=said.append)
+    assert said == []
+
+
 # ------------------------------------------------------------------ curve and command line
+@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"min_per_layer": 0}])
+def test_a_curve_needs_choices_and_heads_that_stay(llama, wrong) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        headscope.prune_curve(llama[0], texts(), tokenizer=llama[1], **wrong)
+
+
 def test_a_curve_has_every_method_and_share(llama) -> None:
     model, tokenizer = llama
     curve = headscope.prune_curve(

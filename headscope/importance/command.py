@@ -92,14 +92,14 @@ def head_importance(
     with evaluating(loaded.model):
         sites = find_sites(loaded.model)
         outputs = find_outputs(loaded.model, select_sites(sites, stack, layers, loaded.name))
+        heads.check([o.state.kept for o in outputs], f"the selected layers of {loaded.name}")
+        wanted = _units(outputs, units)
         notes: list[str] = []
         texts = None
         if examples is not None and chosen.needs_data:
             texts = _data(loaded, examples, max_length, batch_size, tokens or TOKENS, seed, notes)
-        wanted = _units(outputs, units)
         task = Task(loaded.model, outputs, texts, wanted, replace, normalise, seed, say)
         scored = chosen.score(task)
-    heads.check([o.state.kept for o in outputs], f"the selected layers of {loaded.name}")
     result = importance_result(
         task,
         scored,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,6 @@ class Method:
     score: Callable[[Task], Scored]
     needs_data: bool = True
     for_repair: bool = False
-    summary: str = field(default="")
 
 
 METHODS: dict[str, Method] = {}
@@ -83,11 +82,10 @@ METHODS: dict[str, Method] = {}
 def importance_method(
     name: str, *, needs_data: bool = True, for_repair: bool = False
 ) -> Callable[[Callable[[Task], Scored]], Callable[[Task], Scored]]:
-    """Register a function as an importance method; the first line of its docstring says what it is."""
+    """Register a function as an importance method."""
 
     def register(function: Callable[[Task], Scored]) -> Callable[[Task], Scored]:
-        summary = (function.__doc__ or "").partition("\n")[0].rstrip(".")
-        METHODS[name] = Method(name, function, needs_data, for_repair, summary)
+        METHODS[name] = Method(name, function, needs_data, for_repair)
         return function
 
     return register

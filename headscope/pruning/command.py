@@ -212,7 +212,7 @@ def _pruned(loaded: LoadedModel, wanted: _Wanted) -> PruneResult:
         mended, mending = repaired(original, after, roles, wanted.guide.repair_mlp, wanted.say)
         if mended is not None and mended.applied:
             shown, _ = _in_form(after, wanted)
-    chosen = None if choice is None else outcome(choice, original, shown, roles)
+    chosen = None if choice is None else outcome(choice, original, shown if equivalence.passed else None, roles)
     cells, conditions, quality, notes = _measured(loaded, shown, equivalence, wanted)
     saved = _saved(after, loaded, wanted) if equivalence.passed else None
     costs = cost_of(original), cost_of(shown)

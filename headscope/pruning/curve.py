@@ -80,6 +80,8 @@ def prune_curve(
         raise InputError(f"unit is {unit!r}", f"It is {' or '.join(UNITS)}.")
     if data is None:
         raise InputError("a curve needs texts", "Give --data FILE.")
+    if seeds < 1 or min_per_layer < 1:
+        raise InputError(f"seeds is {seeds} and min_per_layer {min_per_layer}", "Each is 1 or more.")
     if not chosen or not shares or not all(0 < s < 1 for s in shares):
         raise InputError("a curve needs methods, and shares between 0 and 1")
     examples = read_examples(data)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -30,12 +27,14 @@ def repaired(
     if refit is None or judge is None:
         return None, ()
     before = measure(after, judge.batches, judge.loss)
-    with _undoable(after, mlp) as undo:
-        report = repair(original, after, refit.batches, mlp=mlp, report=say)
-        now = measure(after, judge.batches, judge.loss)
-        applied = now.mean < before.mean
-        if not applied:
-            undo()
+    kept = [(p, p.detach().clone()) for p in _refittable(after, mlp)]
+    report = repair(original, after, refit.batches, mlp=mlp, report=say)
+    now = measure(after, judge.batches, judge.loss)
+    applied = now.mean < before.mean
+    if not applied:
+        with torch.no_grad():
+            for parameter, weight in kept:
+                parameter.copy_(weight)
     word = "less" if applied else "no less"
     reason = f"the selection texts lose {word} with it: {now.mean:.4f}, {before.mean:.4f} without"
     layers = tuple(
@@ -55,43 +54,17 @@ def _notes(tokens: int, mlp: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-@contextmanager
-def _undoable(model: PreTrainedModel, mlp: bool) -> Iterator[_Undo]:
-    """Copies of the weights that a repair may change, for as long as the block lasts."""
+def _refittable(model: PreTrainedModel, mlp: bool) -> list[nn.Parameter]:
+    """The weights that a repair may change."""
     modules = model.modules() if mlp else (o.module for o in find_outputs(model))
-    linear = [m for m in modules if isinstance(m, nn.Linear | Conv1D)]
-    undo = _Undo([p for m in linear for p in m.parameters(recurse=False)])
-    try:
-        yield undo
-    except BaseException:
-        undo()
-        raise
-    finally:
-        undo.forget()
+    return [p for m in modules if isinstance(m, nn.Linear | Conv1D) for p in m.parameters(recurse=False)]
 
 
-class _Undo:
-    """Puts weights back as they were."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._kept: list[tuple[nn.Parameter, Tensor]] = [(p, p.detach().clone()) for p in parameters]
-
-    def __call__(self) -> None:
-        with torch.no_grad():
-            for parameter, before in self._kept:
-                if not torch.equal(parameter, before):
-                    parameter.copy_(before)
-
-    def forget(self) -> None:
-        """Let the copies go."""
-        self._kept = []
-
-
-def outcome(choice: Choice, original: PreTrainedModel, after: PreTrainedModel, roles: Roles) -> Chosen:
-    """What was chosen, and what it costs on texts that nothing was chosen on."""
+def outcome(choice: Choice, original: PreTrainedModel, after: PreTrainedModel | None, roles: Roles) -> Chosen:
+    """What was chosen, and what it costs on texts that nothing was chosen on; `after` is None if not proved."""
     added: tuple[float | None, float | None, float | None] = (None, None, None)
     judge = roles.report
-    if judge is not None:
+    if judge is not None and after is not None:
         before, now = (measure(model, judge.batches, judge.loss) for model in (original, after))
         added = interval(now, before)
     return Chosen(
