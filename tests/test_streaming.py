@@ -222,6 +222,18 @@ def test_uniform_rows_are_those_of_uniform_weights(computation, rest, start):
     assert torch.equal(torch.cat([b.weights for b in even.blocks()], dim=2), whole.weights)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e8])
+def test_large_values_beside_large_powers(size):
+    """A sum of powers that is within float32 may not be so times the values."""
+    torch.manual_seed(0)
+    query, key = torch.ones(1, 1, 40, 1), torch.zeros(1, 1, 40, 1)
+    key[:, :, 5] = 83.0  # 2 to the power of 117 above the mean key's score
+    value = size * torch.randn(1, 1, 40, 4)
+    view = Visibility(40, 40)
+    context, _ = attend(query, key, value, view, Terms(1.0))
+    check("context", context, plain(query, key, value, view, Terms(1.0))[0], 1e-5 * size)
+
+
 @pytest.mark.parametrize("keys", [3000, 5000])
 def test_the_entropy_of_the_seed_rules_at_length(keys):
     """What 1e-9 in the logarithm takes off is estimated from a sample of rows where there are many keys."""
