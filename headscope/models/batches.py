@@ -120,21 +120,27 @@ def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
 
 
 def group_by_length(
-    lengths: Sequence[int], batch_size: int | None = None, *, equal_only: bool = False
+    lengths: Sequence[int], batch_size: int | None = None, *, equal_only: bool = False, max_padding: float = 1.0
 ) -> list[tuple[int, ...]]:
     """Which examples share a batch: neighbours by length, so that little padding is computed.
 
     Args:
         lengths: Tokens per example.
-        batch_size: Examples a batch; None bounds it by `MAX_TEXTS` and by `MAX_CELLS` attention weights a head.
+        batch_size: Examples a batch at most; None bounds it by `MAX_TEXTS` and by `MAX_CELLS` attention weights a head.
         equal_only: Put only examples of the same length together, for models that take no mask.
+        max_padding: The share of a batch that may be padding.
     """
     groups: list[list[int]] = []
+    real = 0
     for i in sorted(range(len(lengths)), key=lambda j: lengths[j]):
         size = len(groups[-1]) + 1 if groups else 0
-        most = batch_size or min(MAX_TEXTS, max(1, MAX_CELLS // lengths[i] ** 2))
-        if groups and size <= most and not (equal_only and lengths[groups[-1][0]] != lengths[i]):
+        most = batch_size or min(MAX_TEXTS, max(1, MAX_CELLS // max(1, lengths[i]) ** 2))
+        cells = size * lengths[i]
+        fits = cells - real - lengths[i] <= (0 if equal_only else max_padding * cells)
+        if groups and size <= most and fits:
             groups[-1].append(i)
+            real += lengths[i]
         else:
             groups.append([i])
+            real = lengths[i]
     return [tuple(group) for group in groups]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from headscope.models.signature import takes
 from headscope.models.text_config import text_config
 from headscope.models.text_inputs import check_texts, id_sequences, shorten, text_sequences
 
-__all__ = ["Batch", "Prepared", "TokenAxis", "prepare"]
+__all__ = ["Batch", "Prepared", "TokenAxis", "from_sequences", "prepare"]
 
 
 def prepare(
@@ -97,16 +98,34 @@ def _from_tokens(
     strict_length: bool,
     batch_size: int | None,
 ) -> Prepared:
-    warnings: list[str] = []
     if texts is not None:
         sequences, warnings = text_sequences(loaded, texts)
     else:
-        sequences = id_sequences(loaded, ids or ())
-    sequences, truncated, notes = _limited(loaded, sequences, max_length, strict_length)
+        sequences, warnings = id_sequences(loaded, ids or ()), []
+    prepared = from_sequences(loaded, sequences, decoder_texts, max_length, strict_length, batch_size)
+    return replace(prepared, warnings=(*warnings, *_cut_note(loaded, sequences, max_length), *prepared.warnings))
+
+
+def from_sequences(
+    loaded: LoadedModel,
+    sequences: Sequence[TokenSequence],
+    decoder_texts: Sequence[str] | None = None,
+    max_length: int | None = None,
+    strict_length: bool = False,
+    batch_size: int | None = None,
+    max_padding: float = 1.0,
+) -> Prepared:
+    """Batches of tokenized texts, as `prepare` makes them; nothing is said of texts that are cut.
+
+    Args:
+        max_padding: The share of a batch that may be padding.
+    """
+    warnings: list[str] = []
+    sequences, truncated = _limited(loaded, sequences, max_length, strict_length)
     decoder, read, more = _given(loaded, decoder_texts, len(sequences))
     warnings += more
     masked = takes(loaded.model, "attention_mask")
-    groups = group_by_length([len(s) for s in sequences], batch_size, equal_only=not masked)
+    groups = group_by_length([len(s) for s in sequences], batch_size, equal_only=not masked, max_padding=max_padding)
     batches = []
     for group in groups:
         rows = [sequences[i] for i in group]
@@ -120,27 +139,33 @@ def _from_tokens(
         tokens=sum(len(s) for s in sequences),
         truncated=truncated,
         first_tokens=sequences[0].labels,
-        warnings=(*warnings, *notes, *_generation_note(reads, decoder)),
+        warnings=(*warnings, *_generation_note(reads, decoder)),
         decoder_texts=reads,
     )
 
 
 def _limited(
-    loaded: LoadedModel, sequences: list[TokenSequence], max_length: int | None, strict: bool
-) -> tuple[list[TokenSequence], int, list[str]]:
-    """Cut to the limit; how many were cut; a warning about it."""
+    loaded: LoadedModel, sequences: Sequence[TokenSequence], max_length: int | None, strict: bool
+) -> tuple[Sequence[TokenSequence], int]:
+    """Cut to the limit; how many were cut."""
     limit = text_limit(loaded.model, loaded.tokenizer, max_length)
     long = [i for i, s in enumerate(sequences) if limit is not None and len(s) > limit]
-    if not long:
-        return sequences, 0, []
-    which = "the text" if len(sequences) == 1 else f"text {long[0]}"
-    if strict:
+    if strict and long:
+        which = "the text" if len(sequences) == 1 else f"text {long[0]}"
         message = f"{which} has {len(sequences[long[0]])} tokens, the limit is {limit}"
         raise InputError(message, "shorten it, or leave --strict-length out to cut it")
     from_left = getattr(loaded.tokenizer, "truncation_side", "right") == "left"
+    return [shorten(s, limit, from_left=from_left) for s in sequences] if long else sequences, len(long)
+
+
+def _cut_note(loaded: LoadedModel, sequences: Sequence[TokenSequence], max_length: int | None) -> list[str]:
+    limit = text_limit(loaded.model, loaded.tokenizer, max_length)
+    long = [i for i, s in enumerate(sequences) if limit is not None and len(s) > limit]
+    if not long:
+        return []
+    which = "the text" if len(sequences) == 1 else f"text {long[0]}"
     what = which if len(long) == 1 else f"{len(long)} of {len(sequences)} texts"
-    note = f"{what} cut to {limit} tokens (the longest has {max(len(s) for s in sequences)})"
-    return [shorten(s, limit, from_left=from_left) for s in sequences], len(long), [note]
+    return [f"{what} cut to {limit} tokens (the longest has {max(len(s) for s in sequences)})"]
 
 
 def _text_batch(loaded: LoadedModel, rows: Sequence[TokenSequence]) -> tuple[dict[str, Tensor], TokenAxis]:

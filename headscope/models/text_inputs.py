@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -38,22 +39,47 @@ def text_sequences(
             model does not.
     """
     check_texts(texts)
+    reader, read = read_texts(loaded, texts, target=target)
+    for text, one in zip(texts, read, strict=True):
+        if not one.made:
+            raise nothing_made(loaded.name, reader, text)
+    return [one.sequence for one in read], judge_unknown(loaded.name, reader, read)
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """A text's tokens; how many of them are no template, stand for words (no special, no blank), are unknown."""
+
+    sequence: TokenSequence
+    made: int
+    words: int
+    unknown: int
+
+    @property
+    def mostly_unknown(self) -> bool:
+        """Whether the tokenizer knows less than half of the words."""
+        return self.words > 0 and 2 * self.unknown >= self.words
+
+
+def read_texts(
+    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False
+) -> tuple[TokenReader, list[ReadText]]:
+    """Tokenize valid texts; how much of each the tokenizer knows is for the caller to judge.
+
+    Raises:
+        ModelError: There is no tokenizer, or it fails, or it has tokens that the model does not.
+    """
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.name} has no tokenizer that loads", TOKENIZER_HINT)
     reader = TokenReader(loaded.tokenizer)
     encoded = _encode(loaded, texts, "text_target" if target else "text")
     templates = encoded.get("special_tokens_mask") or [[0] * len(ids) for ids in encoded["input_ids"]]
     sequences = [_sequence(reader, encoded, templates, i) for i in range(len(texts))]
-    counts = [_count(reader, *row) for row in zip(texts, sequences, templates, strict=True)]
-    for text, count in zip(texts, counts, strict=True):
-        if not count.made:
-            raise _nothing_made(loaded.name, reader, text)
-    warnings = _judge_unknown(loaded.name, reader, counts)
-    size, largest = vocabulary_size(loaded.model), max(max(s.ids) for s in sequences)
+    size, largest = vocabulary_size(loaded.model), max((max(s.ids, default=0) for s in sequences), default=0)
     if size is not None and largest >= size:
         message = f"the tokenizer does not fit {loaded.name}: it gives token {largest}, the model has {size} tokens"
         raise ModelError(message, TOKENIZER_HINT)
-    return sequences, warnings
+    return reader, [_counted(reader, *row) for row in zip(texts, sequences, templates, strict=True)]
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -147,40 +173,39 @@ def _sequence(reader: TokenReader, encoded: Any, templates: Sequence[Sequence[in
     return TokenSequence(tuple(ids), special, labels, words, None if type_ids is None else tuple(type_ids[i]))
 
 
-class _Counts:
-    """Tokens of one text: made of it at all (no template), standing for words (no special, no blank), unknown."""
-
-    def __init__(self) -> None:
-        self.made = self.words = self.unknown = 0
-
-
-def _count(reader: TokenReader, text: str, sequence: TokenSequence, template: Sequence[int]) -> _Counts:
+def _counted(reader: TokenReader, text: str, sequence: TokenSequence, template: Sequence[int]) -> ReadText:
     unk, literal = reader.tokenizer.unk_token_id, str(reader.tokenizer.unk_token) in text
-    counts = _Counts()
+    made = words = unknown = 0
     for number, added, special, label in zip(sequence.ids, template, sequence.special, sequence.labels, strict=True):
-        unknown = number == unk and not added and not literal
-        counts.made += not added
-        counts.unknown += unknown
-        counts.words += unknown or not (special or not label.strip("␣"))
-    return counts
+        is_unknown = number == unk and not added and not literal
+        made += not added
+        unknown += is_unknown
+        words += is_unknown or not (special or not label.strip("␣"))
+    return ReadText(sequence, made, words, unknown)
 
 
-def _nothing_made(name: str, reader: TokenReader, text: str) -> HeadscopeError:
+def nothing_made(name: str, reader: TokenReader, text: str) -> HeadscopeError:
+    """What to say of a text of which the tokenizer makes no token."""
     if len(reader.tokenizer) <= len(reader.spelling.added) + 1:
         return ModelError(f"the tokenizer of {name} has no vocabulary", TOKENIZER_HINT)
     return InputError(f"the tokenizer of {name} finds nothing to read in {text[:40]!r}", "give at least one word")
 
 
-def _judge_unknown(name: str, reader: TokenReader, counts: Sequence[_Counts]) -> list[str]:
-    """transformers silently makes an empty tokenizer of a directory without a vocabulary: every word is unknown."""
-    if any(c.words for c in counts) and all(c.unknown == c.words for c in counts):
+def judge_unknown(name: str, reader: TokenReader, read: Sequence[ReadText]) -> list[str]:
+    """A warning where a tokenizer knows too little; transformers silently makes an empty one of a directory without a
+    vocabulary, and then every word is unknown.
+
+    Raises:
+        ModelError: It knows nothing of any of the texts.
+    """
+    if any(one.words for one in read) and all(one.unknown == one.words for one in read):
         message = f"the tokenizer of {name} knows none of the text: every token is {reader.tokenizer.unk_token}"
         raise ModelError(message, TOKENIZER_HINT)
-    bad = [i for i, c in enumerate(counts) if c.words and 2 * c.unknown >= c.words]
+    bad = [i for i, one in enumerate(read) if one.mostly_unknown]
     if not bad:
         return []
-    first = counts[bad[0]]
-    which = "the text" if len(counts) == 1 else f"text {bad[0]}"
+    first = read[bad[0]]
+    which = "the text" if len(read) == 1 else f"text {bad[0]}"
     more = f", and half or more of {len(bad) - 1} other texts" if len(bad) > 1 else ""
     unk = reader.tokenizer.unk_token
     return [
