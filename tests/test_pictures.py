@@ -20,7 +20,7 @@ from fixtures.families import FAMILIES
 from headscope.attention.visibility import Visibility
 from headscope.capture.blocks import RowBlock
 from headscope.errors import InputError
-from headscope.heads import analysis
+from headscope.heads import measuring
 from headscope.heads.pictures import Keep, tile_of
 from headscope.models.selection import parse_selection
 
@@ -128,7 +128,7 @@ def test_pooled_maps_of_models(name: str, engine: str, options: dict, monkeypatc
     arguments = {"tokenizer": tokenizer, "head": "-1,0", **options}
     exact = headscope.analyze(model, TEXTS, engine="layerwise", maps=True, **arguments).maps
     for most in (3, 512):
-        monkeypatch.setattr(analysis, "MOST_CELLS", most)
+        monkeypatch.setattr(measuring, "MOST_CELLS", most)
         found = headscope.analyze(model, TEXTS, engine=engine, maps="pooled", **arguments).maps
         assert len(found) == len(exact) > 0
         for one, whole in zip(found, exact, strict=True):
@@ -143,7 +143,7 @@ def test_pooled_maps_of_models(name: str, engine: str, options: dict, monkeypatc
 
 
 def test_maps_are_exact_unless_pooling_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis, "MOST_CELLS", 4)
+    monkeypatch.setattr(measuring, "MOST_CELLS", 4)
     model, tokenizer = build_family("llama"), build_tokenizer(FAMILIES["llama"].tokenizer)
     for one in headscope.analyze(model, TEXTS, tokenizer=tokenizer, maps=True).maps:
         assert (one.tile, one.peak) == (1, None)
