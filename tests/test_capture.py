@@ -30,7 +30,7 @@ from headscope.capture import evaluation, recording
 from headscope.capture.layerwise import run
 from headscope.capture.session import Capture
 from headscope.errors import HeadscopeError, ModelError, ResourceError
-from headscope.heads import analysis
+from headscope.heads import measuring
 from headscope.models.sites import find_sites
 
 IDS = list(range(20, 32))
@@ -297,7 +297,7 @@ def test_the_engines_name_chooses_it(engine, used, monkeypatch):
         made.append(kwargs["engine"])
         return Capture(*args, **kwargs)
 
-    monkeypatch.setattr(analysis, "Capture", capture)
+    monkeypatch.setattr(measuring, "Capture", capture)
     assert headscope.analyze(tiny_bert(), ids=IDS, engine=engine).engine == used
     assert made == [used]
 
