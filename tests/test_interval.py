@@ -18,11 +18,11 @@ over all samples). 93 to 97 is what is asked of 20 texts and more; a star marks 
     two points, p 0.4                    96.3     96.2     95.6     94.8     94.9     94.7
     two points, p 0.5                    95.9     95.7     93.5     94.3     94.4     94.9
 
-Student's t interval alone has 92 % for the exponential, 86 % for the lognormal with σ = 1 and 88 % for two points with
-p = 0.1 at n = 50. What is missed: with p = 0.1, 12 % of samples of 20 show one value only, and nothing in them tells of
-another. With p = 0.2 the means that 20 texts can have lie so far apart that an interval with the mean in its middle
-holds 92 % or 98 %, nothing between. Of a lognormal distribution with σ = 1, half of what makes the mean comes from one text in six, and a sample of
-20 can show too little of that.
+Student's t interval alone has 92 % for the exponential and 86 % for the lognormal with σ = 1 at n = 20, and 88 % for
+two points with p = 0.1 at n = 50. What is missed: with p = 0.1, 12 % of samples of 20 show one value only, and nothing
+in them tells of another. With p = 0.2 the means that 20 texts can have lie so far apart that an interval with the mean
+in its middle holds 92 % or 98 %, nothing between. Of a lognormal distribution with σ = 1, half of what makes the mean
+comes from one text in six, and a sample of 20 can show too little of that.
 """
 
 from __future__ import annotations

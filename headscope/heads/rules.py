@@ -15,6 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headscope.errors import InputError
 from headscope.heads.metrics import variant
 
@@ -71,6 +74,12 @@ class RuleSet:
             found[rule.metric if rule.metric not in found else f"{rule.metric}:{rule.label}"] = rule.threshold
         return found
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every label that the rules can give, in their order, `otherwise` and `unmeasurable` last."""
+        last = () if self.unmeasurable is None else (self.unmeasurable,)
+        return tuple(dict.fromkeys((*(r.label for r in self.rules), self.otherwise, *last)))
+
     def label(self, metrics: Metrics) -> tuple[str, str | None]:
         """The label and the runner-up (None where there is none) of one head's metrics."""
         if self.unmeasurable is not None and all(metrics.get(m) is None for m in self.metrics):
@@ -82,6 +91,40 @@ class RuleSet:
             return labels[0], next((other for other in labels if other != labels[0]), None)
         # The strongest is what the second strongest is measured against: without one there is no runner-up.
         return labels[0], self._second(labels[0], metrics) if holding and holding[0].above else None
+
+    def label_many(self, values: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
+        """The labels of many heads or texts at once, as numbers of `labels`.
+
+        Args:
+            values: Arrays of one shape by metric name; NaN, or a metric that is missing, could not be measured.
+
+        Returns:
+            Of that shape; in each cell the label that `label` gives.
+        """
+        measured = self.measured_many(values)
+        number = {label: i for i, label in enumerate(self.labels)}
+        labels = np.full(measured.shape, number[self.otherwise])
+        known = [r for r in self.rules if r.metric in values]
+        # Written from the last to the first, so that the first that holds stays.
+        for rule in reversed([r for r in known if not (self.largest and r.above)]):
+            value = values[rule.metric]
+            labels[value > rule.threshold if rule.above else value < rule.threshold] = number[rule.label]
+        strongest = np.full(measured.shape, -np.inf)
+        for rule in [r for r in known if self.largest and r.above]:
+            value = values[rule.metric]
+            wins = (value > rule.threshold) & (value > strongest)
+            labels[wins], strongest[wins] = number[rule.label], value[wins]
+        if self.unmeasurable is not None:
+            labels[~measured] = number[self.unmeasurable]
+        return labels
+
+    def measured_many(self, values: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+        """Where at least one of the rules' metrics could be measured, of the shape of `values`."""
+        measured = np.zeros(np.broadcast_shapes(*(v.shape for v in values.values())), dtype=bool)
+        for name in self.metrics:
+            if name in values:
+                measured |= ~np.isnan(values[name])
+        return measured
 
     def _by_value(self, metrics: Metrics) -> list[Rule]:
         """The `above` rules whose metric was measured, largest value first (ties as in the file), then the rest."""
