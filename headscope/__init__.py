@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headscope.attention.reference import MultiHeadAttention as MultiHeadAttention
     from headscope.attention.torch_attention import efficient_mha as efficient_mha
     from headscope.attention.torch_mha import MultiHeadAttentionTorch as MultiHeadAttentionTorch
+    from headscope.corpus.command import analyze_corpus as analyze_corpus
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads.analysis import analyze as analyze
     from headscope.heads.lesson import analyze_head_patterns as analyze_head_patterns
@@ -34,6 +35,7 @@ _HOME = {
     "MultiHeadAttention": "headscope.attention.reference",
     "MultiHeadAttentionTorch": "headscope.attention.torch_mha",
     "analyze": "headscope.heads.analysis",
+    "analyze_corpus": "headscope.corpus.command",
     "analyze_head_patterns": "headscope.heads.lesson",
     "convert": "headscope.pruning.convert",
     "efficient_mha": "headscope.attention.torch_attention",
@@ -56,6 +58,7 @@ __all__ = [
     "MultiHeadAttentionTorch",
     "__version__",
     "analyze",
+    "analyze_corpus",
     "analyze_head_patterns",
     "convert",
     "efficient_mha",

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 ANALYSIS_SCHEMA = "headscope/analysis@1"
 
+# A head's label is stable where the head has it by itself on this share of texts or more.
+STABLE = 0.9
+# Where it is not, another label that this share of texts or more has is worth a name: the head splits.
+SPLITS = 0.1
+
 # Rows and columns of a pooled map at most: two pixels each in a head's picture, and 2 MB a head for mean and maximum.
 MOST_CELLS = 512
 
@@ -85,6 +90,30 @@ class InputInfo:
 
 
 @dataclass(frozen=True)
+class CorpusInfo:
+    """Where texts came from and which of them were measured.
+
+    Attributes:
+        name: The path, pattern or dataset.
+        skipped: Texts that could not be read.
+        sample: How many were drawn at random; None for all.
+        until: The width of interval at which to stop; None for none. `reached`: whether all were that narrow.
+        seed: Of the order in which texts are drawn.
+    """
+
+    name: str
+    skipped: int
+    sample: int | None
+    until: float | None
+    reached: bool
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `corpus` object of the JSON."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
 class RuleInfo:
     """The rule set that gave the labels, and its thresholds by metric."""
 
@@ -118,6 +147,10 @@ class HeadRecord:
         rest_pattern: For an attention sink, the label of the weights without the first column, else None.
         spread: With several texts, the spread by metric name, else None.
         types: Evidence records of the head catalogue.
+        stability: Share of texts on which the head by itself has the label `pattern`, of those that show any of the
+            rules' metrics; None below two such texts. The label is stable from `STABLE` on.
+        second: Of a label that is not stable, the other label that most texts have, if `SPLITS` of them have it.
+        second_share: Share of texts that have it.
     """
 
     stack: str
@@ -132,6 +165,9 @@ class HeadRecord:
     rest_pattern: str | None = None
     spread: Mapping[str, Spread] | None = None
     types: tuple[Mapping[str, Any], ...] = ()
+    stability: float | None = None
+    second: str | None = None
+    second_share: float | None = None
 
     @property
     def name(self) -> str:
@@ -153,6 +189,9 @@ class HeadRecord:
             "rest_pattern": self.rest_pattern,
             "spread": None if self.spread is None else {k: v.to_dict() for k, v in self.spread.items()},
             "types": [dict(t) for t in self.types],
+            "stability": self.stability,
+            "second": self.second,
+            "second_share": self.second_share,
         }
 
 
@@ -202,6 +241,7 @@ class Analysis:
     versions: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     maps: tuple[AttentionMap, ...] = field(default=(), repr=False)
+    corpus: CorpusInfo | None = None
 
     def head(self, layer: int, head: int, stack: str | None = None) -> HeadRecord:
         """The record of one head. Raises KeyError where there is none, or where `stack` is needed to tell two apart."""
@@ -219,6 +259,7 @@ class Analysis:
             "engine": self.engine,
             "rules": {"name": self.rules.name, "thresholds": dict(self.rules.thresholds)},
             "inputs": self.inputs.to_dict(),
+            "corpus": None if self.corpus is None else self.corpus.to_dict(),
             "heads": [h.to_dict() for h in self.heads],
             "warnings": list(self.warnings),
         }

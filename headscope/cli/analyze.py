@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import headscope
-from headscope.cli import inputs, options
+from headscope.cli import corpus, inputs, options
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_directory, check_target
 from headscope.cli.progress import progress
@@ -81,6 +81,17 @@ def analyze(
     max_length: options.MaxLength = None,
     strict_length: options.StrictLength = False,
     batch_size: options.BatchSize = None,
+    data: corpus.Data = None,
+    text_column: corpus.TextColumn = None,
+    split: corpus.Split = None,
+    strict: corpus.Strict = False,
+    sample: corpus.Sample = None,
+    until: corpus.Until = None,
+    runner: corpus.Runner = None,
+    workers: corpus.Workers = None,
+    ray_address: corpus.RayAddress = None,
+    resume: corpus.Resume = False,
+    checkpoint: corpus.Checkpoint = None,
     model: options.Model = None,
     revision: options.Revision = None,
     layer: options.Layer = "all",
@@ -100,6 +111,7 @@ def analyze(
     output: options.Output = None,
     heatmaps: Heatmaps = None,
     weights: Weights = None,
+    per_text: corpus.PerText = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -113,39 +125,63 @@ def analyze(
         chosen = _chosen_format(output, format)
         parse_selection("layer", layer)
         parse_selection("head", head)
-        texts = inputs.read_texts(text, file)
-        sequences = inputs.parse_ids(ids)
-        images, sounds = inputs.check_files(image, "image"), inputs.check_files(audio, "sound")
-        inputs.check_combination(texts, sequences, decoder_text, images or sounds)
-        with progress("loading the model and measuring …", quiet, debug):
-            _seed_everything(seed)
-            analysis = headscope.analyze(
-                model,
-                texts or None,
-                tokenizer=tokenizer,
-                layer=layer,
-                head=head,
-                stack=options.names(stack),
-                rules=rules,
-                metrics=metrics,
-                engine=engine,
-                ids=sequences,
-                decoder_texts=decoder_text or None,
-                images=images,
-                audio=sounds,
-                max_length=max_length,
-                strict_length=strict_length,
-                batch_size=batch_size,
-                words=words,
-                exclude_special=exclude_special,
-                # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
-                maps=True if weights is not None else "pooled" if heatmaps is not None else False,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                device_map=device_map,
-                trust_remote_code=trust_remote_code,
-            )
+        of_corpus = {
+            "text_column": text_column,
+            "split": split,
+            "strict": strict,
+            "sample": sample,
+            "until": until,
+            "runner": runner,
+            "workers": workers,
+            "ray_address": ray_address,
+            "resume": resume,
+            "checkpoint": checkpoint,
+            "per_text": per_text,
+        }
+        of_texts = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
+        corpus.check_options(data, {f"--{n.replace('_', '-')}": v for n, v in of_corpus.items()}, of_texts)
+        # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
+        maps: bool | Literal["pooled"] = True if weights is not None else "pooled" if heatmaps is not None else False
+        shared: dict[str, Any] = {
+            "model": model,
+            "tokenizer": tokenizer,
+            "layer": layer,
+            "head": head,
+            "stack": options.names(stack),
+            "rules": rules,
+            "metrics": metrics,
+            "engine": engine,
+            "max_length": max_length,
+            "strict_length": strict_length,
+            "batch_size": batch_size,
+            "words": words,
+            "exclude_special": exclude_special,
+            "maps": maps,
+            "revision": revision,
+            "device": device,
+            "dtype": dtype,
+            "device_map": device_map,
+            "trust_remote_code": trust_remote_code,
+        }
+        if data is not None:
+            given: dict[str, Any] = {name: value for name, value in of_corpus.items() if value is not None}
+            given |= {"checkpoint": checkpoint, "decoder_text": corpus.decoder_text(decoder_text), "seed": seed}
+            analysis = corpus.run(data, shared | given | {"force": force}, output, quiet, debug)
+        else:
+            texts = inputs.read_texts(text, file)
+            sequences = inputs.parse_ids(ids)
+            images, sounds = inputs.check_files(image, "image"), inputs.check_files(audio, "sound")
+            inputs.check_combination(texts, sequences, decoder_text, images or sounds)
+            with progress("loading the model and measuring …", quiet, debug):
+                _seed_everything(seed)
+                analysis = headscope.analyze(
+                    texts=texts or None,
+                    ids=sequences,
+                    decoder_texts=decoder_text or None,
+                    images=images,
+                    audio=sounds,
+                    **shared,
+                )
         _tell(analysis, quiet)
         _write_pictures(analysis, heatmaps, weights, force)
         _write(analysis, chosen, sink)

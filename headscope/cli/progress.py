@@ -25,12 +25,12 @@ def notes(quiet: bool) -> Callable[[str], None] | None:
 
 
 @contextmanager
-def progress(message: str, quiet: bool, debug: bool) -> Iterator[None]:
-    """A spinner on a terminal; Python warnings of other libraries stay out of the output unless `debug`."""
+def progress(message: str | None, quiet: bool, debug: bool) -> Iterator[None]:
+    """A spinner on a terminal, if there is a message; other libraries' Python warnings are not shown unless `debug`."""
     with warnings.catch_warnings():
         if not debug:
             warnings.simplefilter("ignore")
-        if quiet or not sys.stderr.isatty():
+        if message is None or quiet or not sys.stderr.isatty():
             yield
             return
         from rich.console import Console

@@ -114,7 +114,7 @@ def load_model(
         ResourceError: Out of memory.
     """
     target, kind = pick_device(device), pick_dtype(dtype)
-    name, source = _resolve(name, revision)
+    name, source = resolve(name, revision)
     common = source.arguments() | {"trust_remote_code": trust_remote_code}
     try:
         with quiet():
@@ -204,7 +204,7 @@ def wrap_model(
     return loaded
 
 
-def _resolve(name: str | PathLike[str] | None, revision: str | None) -> tuple[str, Source]:
+def resolve(name: str | PathLike[str] | None, revision: str | None) -> tuple[str, Source]:
     """The name to show and the source to load; packaged weights are checked on the way."""
     directory = packaged.packaged_directory()
     wanted = default_model_name() if name is None else os.fspath(name)

@@ -17,7 +17,7 @@ from headscope.models.loading import LoadedModel
 
 UNITS = ("head", "kv-group")
 # Tokens that each role takes at most; what a repair takes beside is up to the user.
-RANKING_TOKENS, JUDGING_TOKENS, REPAIR_TOKENS = 12_288, 8_192, 32_768
+RANKING_TOKENS, JUDGING_TOKENS, REPAIR_TOKENS = 12_288, 8_192, 65_536
 # With fewer, a refit learns its texts by heart.
 ENOUGH_FOR_REPAIR = 25_000
 

@@ -1,0 +1,207 @@
+"""`analyze --data`: the options of a corpus, and the run over one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import headscope
+from headscope.cli.errors import say
+from headscope.cli.progress import progress
+from headscope.errors import InputError
+
+if TYPE_CHECKING:
+    from headscope.corpus.progress import Progress
+    from headscope.results import Analysis
+
+_CORPUS = "Corpus"
+# Between two lines of progress where there is no terminal.
+_SECONDS = 30.0
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="A corpus: .txt (a text a line), .jsonl, .csv, .parquet or .conllu, a directory or pattern of those, "
+        "- for standard input, or a dataset.",
+        rich_help_panel=_CORPUS,
+    ),
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option("--text-column", metavar="NAME", help="Where texts are found; text.", rich_help_panel=_CORPUS),
+]
+Split = Annotated[
+    str | None, typer.Option("--split", metavar="NAME", help="Which part of a dataset.", rich_help_panel=_CORPUS)
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Stop at the first text that cannot be read, do not skip it.", rich_help_panel=_CORPUS
+    ),
+]
+Sample = Annotated[
+    int | None,
+    typer.Option(
+        "--sample", min=1, metavar="N", help="Only so many texts, drawn with --seed.", rich_help_panel=_CORPUS
+    ),
+]
+Until = Annotated[
+    float | None,
+    typer.Option(
+        "--until",
+        metavar="WIDTH",
+        help="Take texts in random order, and stop when every 95 % interval is at most so wide.",
+        rich_help_panel=_CORPUS,
+    ),
+]
+PerText = Annotated[
+    Path | None,
+    typer.Option(
+        "--per-text",
+        metavar="FILE.parquet",
+        help="Also write each text's values, a row a text and head.",
+        rich_help_panel="Output",
+    ),
+]
+Runner = Annotated[
+    Literal["local", "ray"] | None,
+    typer.Option(
+        "--runner", help="Processes of this machine (local), or the actors of a cluster.", rich_help_panel=_CORPUS
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, metavar="N", help="Processes or actors; 1.", rich_help_panel=_CORPUS),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="A cluster that runs; without it one starts here.",
+        rich_help_panel=_CORPUS,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on where the same command was killed.", rich_help_panel=_CORPUS),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="Where finished parts are kept until the end; beside --output, else in the user's cache.",
+        rich_help_panel=_CORPUS,
+    ),
+]
+
+
+def check_options(data: str | None, others: Mapping[str, object], excluded: Mapping[str, object]) -> None:
+    """Refuse options of a corpus without one, and with one those of single texts."""
+    if data is None:
+        for name in (name for name, value in others.items() if value not in (None, False)):
+            raise InputError(f"{name} is for a corpus, and there is none", "add --data PATH")
+    else:
+        for name in (name for name, value in excluded.items() if value):
+            raise InputError(f"--data and {name} exclude each other", "give one of them")
+
+
+def decoder_text(texts: list[str] | None) -> str | None:
+    """The one that all texts of a corpus share. Raises InputError for several."""
+    if texts and len(texts) > 1:
+        raise InputError(f"{len(texts)} --decoder-text for a corpus", "give one for all texts")
+    return texts[0] if texts else None
+
+
+def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: bool, debug: bool) -> Analysis:
+    """Measure a corpus, with its progress on standard error; what is finished is kept for --resume.
+
+    Args:
+        arguments: More of `analyze_corpus`; `checkpoint` may be None.
+    """
+    folder = arguments["checkpoint"] or _folder(data, str(arguments["model"]), output)
+    writable = _writable(folder)
+    if not writable and arguments["resume"]:
+        raise InputError(f"there is nothing to resume in {folder}", "give --checkpoint, the directory of that run")
+    given = dict(arguments) | {"checkpoint": folder if writable else None}
+    try:
+        with progress(None, quiet, debug), _shown(quiet) as report:
+            return headscope.analyze_corpus(data=data, report=report, **given)
+    except KeyboardInterrupt:
+        if writable and folder.is_dir():
+            say("note", "what is finished is kept: the same command with --resume goes on")
+        raise
+
+
+def _folder(data: str, model: str, output: Path | None) -> Path:
+    if output is not None:
+        return output.with_name(f".{output.name[:200]}.parts")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = str(Path(data).resolve()) if Path(data).exists() else data
+    name = hashlib.blake2b(f"{model}\n{place}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return cache / "headscope" / "corpus" / name
+
+
+def _writable(folder: Path) -> bool:
+    """Whether it is there or can be made; what was made for the question goes again."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
+# ------------------------------------------------------------------ progress
+@contextmanager
+def _shown(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A line that changes on a terminal; elsewhere a line now and then."""
+    if quiet:
+        yield lambda done: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(file=sys.stderr).status("loading the model …") as status:
+            yield lambda done: status.update(_line(done))
+    else:
+        yield _now_and_then()
+
+
+def _now_and_then() -> Callable[[Progress], None]:
+    last = time.monotonic()
+
+    def report(done: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS:
+            last = time.monotonic()
+            say("note", _line(done))
+
+    return report
+
+
+def _line(done: Progress) -> str:
+    parts = [f"{done.texts:,} texts", f"{done.tokens:,} tokens"]
+    if done.resumed:
+        parts.append(f"{done.resumed:,} texts of an earlier run")
+    if done.tokens_per_second:
+        parts.append(f"{done.tokens_per_second:,.0f} tokens/s")
+    if done.share is not None:
+        parts.append(f"{done.share:.0%}")
+    if done.seconds_left is not None:
+        parts.append(f"{_duration(done.seconds_left)} left")
+    return " · ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

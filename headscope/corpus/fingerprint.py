@@ -1,0 +1,79 @@
+"""What a run is: model, data and options in one text, and the differences between two of them in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headscope.corpus.job import Job
+from headscope.models.loading import resolve
+from headscope.models.versions import versions
+
+Identity = Mapping[str, Any]
+"""JSON values by name."""
+
+# Values of each weight that tell a model in memory from others.
+_SAMPLE = 64
+
+
+def identity(job: Job, model: PreTrainedModel | None, data: Mapping[str, Any]) -> Identity:
+    """Everything that changes numbers: the model and its files, the data, and how it is measured.
+
+    Args:
+        model: A model in memory; None for the job's, by name.
+        data: How the corpus is read and in which order; its texts are compared partition by partition.
+    """
+    measured = asdict(job)
+    for name in ("model", "threads"):
+        measured.pop(name)
+    weights = _files(job) if model is None else {"weights": _weights(model)}
+    # Through JSON, so that what was read from a file compares equal.
+    found: Identity = json.loads(
+        json.dumps({"versions": versions(), "model": weights, "data": dict(data), **measured}, default=str)
+    )
+    return found
+
+
+def fingerprint(identity: Identity) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def differences(a: Identity, b: Identity) -> list[str]:
+    """The names of what differs."""
+    return list(_differences(a, b, ""))
+
+
+def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and name not in ("model", "rules"):
+        for key in dict.fromkeys((*a, *b)):
+            yield from _differences(a.get(key), b.get(key), str(key))
+    elif a != b:
+        yield name
+
+
+def _files(job: Job) -> dict[str, Any]:
+    """A local model's files by size and time of change; a hub model's name and revision."""
+    name, source = resolve(job.model, job.loading.get("revision"))
+    if not source.local:
+        return {"name": name, "revision": source.revision}
+    files = [path for path in sorted(Path(source.path).iterdir()) if path.is_file()]
+    # A cache on the hub's side keeps files behind links: what they lead to counts.
+    facts = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+    return {"name": str(Path(source.path).resolve()), "file": source.gguf_file, "files": facts}
+
+
+def _weights(model: PreTrainedModel) -> str:
+    digest = hashlib.blake2b(type(model).__name__.encode(), digest_size=16)
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // _SAMPLE)].to("cpu", torch.float64)
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()

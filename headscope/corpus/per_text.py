@@ -1,0 +1,69 @@
+"""Each text's values as a Parquet file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headscope.corpus.part import Table
+from headscope.errors import InputError
+
+
+class PerText:
+    """A Parquet file, written part by part; it takes its name in `finish` only.
+
+    Args:
+        path: Ends with `.parquet`.
+        force: Overwrite a file that is there.
+
+    Raises:
+        InputError: Another suffix, the file exists, its directory does not, or pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path, force: bool) -> None:
+        if path.suffix != ".parquet":
+            raise InputError(f"values of each text go to a .parquet file, not {path.name!r}", "name a .parquet file")
+        if path.is_dir() or (path.exists() and not force):
+            raise InputError(f"{path} exists", "use --force to overwrite it, or another name")
+        if not path.parent.is_dir():
+            raise InputError(f"no such directory: {path.parent}", "create it first")
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise InputError(
+                "values of each text go to a Parquet file, which needs pyarrow", 'pip install "headscope[parquet]"'
+            ) from error
+        self._arrow: Any = pyarrow
+        self._path = path
+        self._unfinished = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+        self._writer: Any = None
+
+    def add(self, table: Table | None) -> None:
+        """Append rows."""
+        if table is None:
+            return
+        columns = self._arrow.table({name: self._arrow.array(column) for name, column in table.items()})
+        if self._writer is None:
+            self._writer = self._arrow.parquet.ParquetWriter(self._unfinished, columns.schema)
+        self._writer.write_table(columns)
+
+    def finish(self) -> None:
+        """Close the file and give it its name."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            os.replace(self._unfinished, self._path)
+
+    def __enter__(self) -> PerText:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Without `finish`, nothing remains."""
+        if self._writer is not None:
+            self._writer.close()
+        self._unfinished.unlink(missing_ok=True)
