@@ -248,12 +248,13 @@ def test_files_are_read(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "x", "suffix"),
+        ("a.zip", "x", "suffix"),
+        ("a.csv", "x", "no column 'text'"),
         ("a.txt", "\n \n", "no text"),
         ("a.txt", b"\xff", "not UTF-8"),
-        ("a.jsonl", '{"text": "a"}\n{"text"', "line 2 .* not JSON"),
-        ("a.jsonl", '{"label": 1}', "line 1 .* has no text"),
-        ("a.jsonl", '{"text": " "}', "line 1 .* has no text"),
+        ("a.jsonl", '{"text": "a"}\n{"text"', "a.jsonl:2 is not JSON"),
+        ("a.jsonl", '{"label": 1}', "a.jsonl:1 has no text"),
+        ("a.jsonl", '{"text": " "}', "a.jsonl:1 has no text"),
         ("a.jsonl", '{"text": "a", "label": 0.5}', "label 0.5"),
         ("a.jsonl", '{"text": "a", "label": true}', "label True"),
         ("none.txt", None, "cannot read"),

@@ -34,7 +34,7 @@ class Corpus:
         self._sources = tuple(sources)
         sizes = [s.size for s in sources]
         self._sizes = None if None in sizes else [s or 0 for s in sizes]
-        self._current = 0
+        self._current: int | None = None
 
     def records(self, skipped: Skipped | None = None) -> Iterator[Record]:
         """The texts in order, the same ones each time; memory is that of one text.
@@ -70,8 +70,10 @@ class Corpus:
 
         Once it is all read, this is 1.
         """
-        if self._sizes is None or self._current >= len(self._sources):
-            return None if self._sizes is None else 1.0
+        if self._sizes is None:
+            return None
+        if self._current is None or self._current == len(self._sources):
+            return 0.0 if self._current is None else 1.0
         done = sum(self._sizes[: self._current]) + self._sources[self._current].done()
         return min(1.0, done / max(1, sum(self._sizes)))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headscope.errors import InputError
 from headscope.reading.formats import format_of, suffixes_said
+from headscope.reading.libraries import first_line
 from headscope.reading.sources import cannot_read
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -18,8 +19,9 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 def find_files(path: Path) -> list[Path] | None:
     """The files, in order; None where there is no such path and its name could be that of a dataset on the hub.
 
-    Of directories (also of those in them) and patterns, files with a known suffix count, hidden ones do not; in a
-    directory, links to directories are not followed. Paths are sorted part by part.
+    Of directories (also of those in them) and patterns, files with a known suffix count; hidden ones do not, unless the
+    pattern names them. Below a directory and for `**`, links to directories are not followed. Paths are sorted part by
+    part.
 
     Raises:
         InputError: There is no such file, or none with a known suffix.
@@ -29,7 +31,7 @@ def find_files(path: Path) -> list[Path] | None:
     if os.path.lexists(path):
         return [path]
     if glob.has_magic(str(path)):
-        return _known(map(Path, glob.iglob(str(path), recursive=True)), f"no file that {path} matches")
+        return _known(_matching(path), f"no file that {path} matches")
     if format_of(path) is None and _HUB_ID.fullmatch(path.as_posix()):
         return None
     raise cannot_read(str(path), FileNotFoundError(2, os.strerror(2)))
@@ -46,6 +48,17 @@ def _below(directory: Path) -> Iterable[Path]:
     for parent, below, files in os.walk(directory, onerror=_raise):
         below[:] = [name for name in below if not name.startswith(".")]
         yield from (Path(parent, name) for name in files if not name.startswith("."))
+
+
+def _matching(pattern: Path) -> Iterable[Path]:
+    fixed = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
+    wanted = [*pattern.parts[fixed:], *(["*"] if pattern.name == "**" else [])]
+    hidden = any(part.startswith(".") for part in wanted)
+    try:
+        found = list(Path(*pattern.parts[:fixed]).glob("/".join(wanted)))
+    except ValueError as error:
+        raise InputError(f"cannot read {pattern}: {first_line(error)}", "write data/**/*.txt or data/*.txt") from error
+    return (p for p in found if hidden or not any(part.startswith(".") for part in p.parts[fixed:]))
 
 
 def _raise(error: OSError) -> None:
