@@ -16,10 +16,12 @@ from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model, token_ids
 from headscope.heads.describe import model_info
 from headscope.heads.labels import head_records
+from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.measuring import ENGINES, Measured, Measuring
 from headscope.heads.metrics import chosen
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import RuleSet, load_rules
+from headscope.heads.sums import LayerSums
 from headscope.models.chosen_sites import select_sites
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
@@ -144,7 +146,9 @@ def _result(
         record
         for key, facts in measured.facts.items()
         if key in measured.values
-        for record in head_records(facts, measured.values[key], rules, names, heads.within(facts.heads))
+        for record in head_records(
+            LayerFacts.of(facts), LayerSums.of(measured.values[key], rules), rules, names, heads.within(facts.heads)
+        )
     )
     return Analysis(
         model=model_info(loaded, measured.facts),
