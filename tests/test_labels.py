@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from functools import cache
@@ -9,11 +10,15 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import headscope
 from fixtures import constructed
 from fixtures.building import build_family, reference_attentions
 from fixtures.families import FAMILIES
+from headscope.heads.rules import Rule, RuleSet, load_rules
 from tests import reference
 from tests.judging import Judge, compare, judged_names
 
@@ -154,3 +159,51 @@ def test_labels_of_several_texts_are_those_of_the_mean_metrics():
             assert spread.texts == len(values)
             assert spread.sd == pytest.approx(np.std(values, ddof=1), abs=1e-5)
             assert math.isclose((spread.low + spread.high) / 2, np.mean(values), abs_tol=1e-5)
+
+
+# ------------------------------------------------------------------ many at once
+TIES = load_rules("calibrated")
+MIXED = RuleSet(
+    "mixed",
+    (
+        Rule("a", "sink", 0.3, above=True),
+        Rule("b", "entropy", 0.5, above=False),
+        Rule("a", "prev_token", 0.5, above=True),
+        Rule("c", "entropy", 0.7, above=True),
+        Rule("d", "sink", 0.6, above=True),
+        Rule("broad", "self_attend", 0.2, above=False),
+    ),
+    otherwise="broad",
+)
+RULE_SETS = [
+    load_rules("seed"),
+    TIES,
+    load_rules("seed").without_sink(),
+    TIES.without_sink(),
+    MIXED,
+    dataclasses.replace(MIXED, largest=True),
+    dataclasses.replace(MIXED, largest=True, unmeasurable="broad"),
+    dataclasses.replace(MIXED, rules=(), unmeasurable="none"),
+]
+CELLS = st.sampled_from([math.nan, 0.0, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0]) | st.floats(-2, 2)
+
+
+@settings(deadline=None)
+@given(rules=st.sampled_from(RULE_SETS), data=st.data())
+def test_labels_of_many_are_those_of_each(rules, data):
+    """Thresholds and ties included; NaN and a metric that is missing are what was not measured."""
+    names = data.draw(st.sets(st.sampled_from([*rules.metrics, "special"])))
+    values = {name: data.draw(arrays(np.float64, (2, 3), elements=CELLS)) for name in sorted(names)}
+    labels, measured = rules.label_many(values), rules.measured_many(values)
+    assert labels.dtype == np.int64 and labels.shape == measured.shape == ((2, 3) if values else ())
+    for place in np.ndindex(labels.shape):
+        metrics = {name: None if np.isnan(v[place]) else float(v[place]) for name, v in values.items()}
+        assert rules.labels[labels[place]] == rules.label(metrics)[0]
+        assert measured[place] == any(metrics.get(name) is not None for name in rules.metrics)
+
+
+def test_the_labels_that_rules_can_give():
+    assert load_rules("seed").labels == ("attention_sink", "prev_token", "self_attend", "focused", "broad")
+    assert TIES.labels[-3:] == ("focused", "broad", "unmeasurable") and len(TIES.labels) == 7
+    assert MIXED.labels == ("a", "b", "c", "d", "broad")
+    assert RULE_SETS[-1].labels == ("broad", "none")
