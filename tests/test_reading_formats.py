@@ -51,7 +51,7 @@ def csv_bytes(rows, end="\n", **dialect):
 
 
 # ------------------------------------------------------------------ round trips
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(ONE_LINE, min_size=1), ENDS, st.sampled_from(["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be"]))
 def test_lines_come_back(place, given_texts, end, encoding) -> None:
     path = place / "a.txt"
@@ -62,7 +62,7 @@ def test_lines_come_back(place, given_texts, end, encoding) -> None:
     assert texts(path) == given_texts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(WITH_NEWLINES, LABELS), min_size=1), ENDS, st.booleans(), st.booleans())
 def test_json_lines_come_back(place, rows, end, escaped, compressed) -> None:
     body = end.join(json.dumps({"label": b, "id": 7, "text": a}, ensure_ascii=escaped) for a, b in rows).encode()
@@ -71,9 +71,11 @@ def test_json_lines_come_back(place, rows, end, escaped, compressed) -> None:
     assert read(path)[0] == rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(WITH_NEWLINES, LABELS), min_size=1), ENDS, st.booleans(), st.booleans())
 def test_tables_come_back(place, rows, end, tabs, quoted) -> None:
+    # Python's writer leaves a carriage return without quotes where it does not end lines with one.
+    quoted |= end == "\n" and any("\r" in text for text, _ in rows)
     table = [("id", "label", "text"), *((3, b, a) for a, b in rows)]
     dialect = {"delimiter": "\t" if tabs else ",", "quoting": csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL}
     path = place / ("a.tsv" if tabs else "a.csv")
@@ -171,6 +173,7 @@ BAD = [
     ("a.csv", b'text,id\ngood,\n"",7\n', 3, "has no text"),
     ("a.csv", b"text,id\ngood,\ncaf\xe9,7\n", 3, "is not UTF-8"),
     ("a.csv", b'text,id\ngood,\n"a"b,7\n', 3, "is not CSV"),
+    ("a.csv", b"text,id\ngood,\na\rb,7\n", 3, "is not CSV"),
     ("a.csv", b'text,id\ngood,\n"never closed,7\nx,8\n', 3, "is not CSV (unexpected end of data)"),
 ]
 

@@ -101,11 +101,12 @@ def checked(item: Item, number: int) -> Record | str:
         return "has no text"
     if not isinstance(text, str):
         return f"has {reprlib.repr(text)} for a text"
-    if isinstance(label, bool) or not (label is None or isinstance(label, str | Integral)):
+    if label is not None and (isinstance(label, bool) or not isinstance(label, str | Integral)):
         return f"has the label {reprlib.repr(label)}, neither a name nor a whole number"
     if not _is_utf8(text) or (isinstance(label, str) and not _is_utf8(label)):
         return "has half a character (a lone surrogate)"
-    return Record(number, text, int(label) if isinstance(label, Integral) else label, item.where)
+    # A plain number also where NumPy's was given.
+    return Record(number, text, label if label is None or isinstance(label, str) else int(label), item.where)
 
 
 def _is_utf8(text: str) -> bool:
