@@ -343,14 +343,23 @@ def test_memory_does_not_grow_with_the_corpus(name, tmp_path) -> None:
 
 
 def test_memory_of_parquet_is_that_of_a_batch(tmp_path) -> None:
-    """One row group of 64 MB: Arrow's own memory, which Python does not see, stays a fraction of it."""
+    """One row group of 64 MB in pages of 1 MB: what Python and Arrow hold together stays a fraction of it."""
     path = tmp_path / "a.parquet"
-    texts = [f"{i} " + chr(97 + i % 26) * 32_768 for i in range(2_000)]
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=2_000, compression="none", use_dictionary=False)
-    del texts
-    pool, most = pa.default_memory_pool(), 0
+    written = pa.table({"text": [f"{i} " + chr(97 + i % 26) * 32_768 for i in range(2_000)]})
+    options = {"row_group_size": 2_000, "write_batch_size": 32, "compression": "none", "use_dictionary": False}
+    pq.write_table(written, path, **options)
+    del written
+    corpus, pool, most, shares = open_corpus(path), pa.default_memory_pool(), 0, []
     before = pool.bytes_allocated()
-    for record in open_corpus(path).records():
-        most = max(most, pool.bytes_allocated() - before)
-        assert len(record.text) > 32_000
-    assert record.number == 1_999 and 0 < most < 24 << 20
+    tracemalloc.start()
+    try:
+        for record in corpus.records():
+            most = max(most, pool.bytes_allocated() - before)
+            shares.append(corpus.share())
+            assert len(record.text) > 32_000
+        most += tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(shares) == 2_000
+    assert path.stat().st_size > 60 << 20 and most < 12 << 20
+    assert 0.4 < shares[1_000] < 0.6 and shares == sorted(shares)

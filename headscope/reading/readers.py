@@ -173,8 +173,8 @@ def read_parquet(file: Opened) -> Iterator[Item]:
     """Rows of a Parquet file; only the columns of texts and labels are read."""
     arrow, parquet = (library(m, "parquet", f"reading {file.name}") for m in ("pyarrow", "pyarrow.parquet"))
     try:
-        # A buffer: column chunks, which may be as large as the file, are then read in pages.
-        table = parquet.ParquetFile(file.binary, buffer_size=1 << 16)
+        # Column chunks, which may be as large as the file, are read in pages.
+        table = parquet.ParquetFile(file.binary, buffer_size=1 << 16, pre_buffer=False)
         labels = labels_from(file.columns, table.schema_arrow.names, file.name)
         _check_texts(arrow.types, table.schema_arrow.field(file.columns.text), file)
         names = [file.columns.text] if labels is None else [file.columns.text, labels]
