@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase, digits
 
 from headscope.results import Analysis, HeadRecord
+from headscope.views.sections import UNSTABLE_MARK, unstable
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ def cell_letters(record: HeadRecord, styles: Mapping[str, LabelStyle]) -> str:
     """A head in the label map: its label's letter, then, small, what it does apart from the sink."""
     rest = styles[record.rest_pattern].letter.lower() if record.rest_pattern is not None else ""
     return styles[record.pattern].letter + rest
+
+
+def marked(letters: str, record: HeadRecord) -> str:
+    """`letters` with a mark behind them where the head's label is not stable."""
+    return letters + UNSTABLE_MARK if unstable(record) else letters
 
 
 def strongest(records: Sequence[HeadRecord], label: str) -> tuple[HeadRecord, float] | None:

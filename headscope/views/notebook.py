@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headscope.results import Analysis, HeadRecord
-from headscope.views.labels import LabelStyle, cell_letters, labels_shown
-from headscope.views.sections import Layers, by_stack, covers_model, facts, metric_names
+from headscope.views.labels import LabelStyle, cell_letters, labels_shown, marked
+from headscope.views.sections import (
+    SECOND_TERM,
+    STABLE_TERM,
+    UNSTABLE_MARK,
+    Layers,
+    by_stack,
+    covers_model,
+    facts,
+    has_spread,
+    has_stability,
+    metric_names,
+    percent,
+    plural,
+    stability_note,
+    unstable,
+)
 from headscope.views.text import html_text
 
 _CELL = "padding:1px 6px;text-align:center;font-size:85%"
@@ -24,12 +39,21 @@ def analysis_html(analysis: Analysis) -> str:
     if whole:
         parts += [_label_map(stack, layers, styles) for stack, layers in stacks.items()]
         parts.append(_legend(analysis, styles))
-    tables = "".join(_heads(stack, layers, names, styles) for stack, layers in stacks.items())
-    note = "~ no better than chance; – not measurable; entropies in nats"
-    tables += f'<div style="font-size:85%">{note}</div>'
+    stability = has_stability(analysis)
+    tables = "".join(_heads(stack, layers, names, styles, stability) for stack, layers in stacks.items())
+    tables += _note("~ no better than chance; – not measurable; entropies in nats")
+    if has_spread(analysis):
+        tables += _note("± half of a 95 % interval over texts; hold the pointer over a value for its ends")
+    if stability:
+        tables += _note(f"{STABLE_TERM}; {SECOND_TERM}")
+        parts.append(_note(stability_note(analysis)))
     parts.append(f"<details><summary>all heads</summary>{tables}</details>" if whole else tables)
     parts += [f"<div>warning: {html_text(warning)}</div>" for warning in analysis.warnings]
     return "\n".join([*parts, "</div>"])
+
+
+def _note(text: str) -> str:
+    return f'<div style="font-size:85%">{html_text(text)}</div>'
 
 
 def _facts(analysis: Analysis) -> str:
@@ -56,8 +80,21 @@ def _map_cell(record: HeadRecord | None, styles: Mapping[str, LabelStyle]) -> st
     if record is None:
         return "<td></td>"
     rest = f" (rest: {record.rest_pattern})" if record.rest_pattern is not None else ""
-    title = html_text(f"{record.name}: {record.pattern}{rest}")
-    return f'<td title="{title}" style="{_CELL};{_paint(styles[record.pattern])}">{cell_letters(record, styles)}</td>'
+    title = html_text(f"{record.name}: {record.pattern}{rest}{_on_texts(record)}")
+    letters = marked(cell_letters(record, styles), record)
+    return f'<td title="{title}" style="{_CELL};{_paint(styles[record.pattern])}">{letters}</td>'
+
+
+def _on_texts(record: HeadRecord) -> str:
+    if record.stability is None:
+        return ""
+    second = "" if record.second is None else f", {_second(record)}"
+    return f" on {percent(record.stability)} of the texts{second}"
+
+
+def _second(record: HeadRecord) -> str:
+    share = "" if record.second_share is None else f" {percent(record.second_share)}"
+    return "–" if record.second is None else record.second + share
 
 
 def _paint(style: LabelStyle) -> str:
@@ -74,23 +111,39 @@ def _legend(analysis: Analysis, styles: Mapping[str, LabelStyle]) -> str:
     return f'<div style="font-size:85%">{chips}{note}</div>'
 
 
-def _heads(stack: str, layers: Layers, names: Sequence[str], styles: Mapping[str, LabelStyle]) -> str:
-    header = "".join(f'<th style="{_TEXT}">{name}</th>' for name in ("head", "label", "runner-up", "rest"))
+def _heads(stack: str, layers: Layers, names: Sequence[str], styles: Mapping[str, LabelStyle], stability: bool) -> str:
+    first = ("head", "label", *(("stable", "second") if stability else ()), "runner-up", "rest")
+    header = "".join(f'<th style="{_TEXT}">{name}</th>' for name in first)
     header += "".join(f'<th style="{_NUMBER}">{html_text(name)}</th>' for name in names)
-    rows = "".join(_head_row(record, names, styles) for records in layers.values() for record in records)
+    rows = "".join(_head_row(record, names, styles, stability) for records in layers.values() for record in records)
     caption = f'<caption style="text-align:left">{html_text(stack)}</caption>'
     return f"<table>{caption}<tr>{header}</tr>{rows}</table>"
 
 
-def _head_row(record: HeadRecord, names: Sequence[str], styles: Mapping[str, LabelStyle]) -> str:
+def _head_row(record: HeadRecord, names: Sequence[str], styles: Mapping[str, LabelStyle], stability: bool) -> str:
     label = f'<td style="{_TEXT};{_paint(styles[record.pattern])}">{html_text(record.pattern)}</td>'
-    others = "".join(f'<td style="{_TEXT}">{html_text(o or "–")}</td>' for o in (record.runner_up, record.rest_pattern))
-    numbers = "".join(f'<td style="{_NUMBER}">{_number(record, name)}</td>' for name in names)
-    return f'<tr><td style="{_TEXT}">{record.name}</td>{label}{others}{numbers}</tr>'
+    others = [record.runner_up or "–", record.rest_pattern or "–"]
+    if stability:
+        others = [_stability(record), _second(record), *others]
+    texts = "".join(f'<td style="{_TEXT}">{html_text(other)}</td>' for other in others)
+    numbers = "".join(_number(record, name) for name in names)
+    return f'<tr><td style="{_TEXT}">{record.name}</td>{label}{texts}{numbers}</tr>'
+
+
+def _stability(record: HeadRecord) -> str:
+    if record.stability is None:
+        return "–"
+    return percent(record.stability) + (UNSTABLE_MARK if unstable(record) else "")
 
 
 def _number(record: HeadRecord, name: str) -> str:
     value = record.metrics.get(name)
     if value is None:
-        return "–"
-    return f"{value:.3f}" + ("~" if name in record.at_chance else "")
+        return f'<td style="{_NUMBER}">–</td>'
+    shown = f"{value:.3f}" + ("~" if name in record.at_chance else "")
+    spread = (record.spread or {}).get(name)
+    if spread is None or spread.low is None or spread.high is None:
+        return f'<td style="{_NUMBER}">{shown}</td>'
+    title = f"{spread.low:.3f} to {spread.high:.3f} over {plural(spread.texts, 'text')}"
+    half = (spread.high - spread.low) / 2
+    return f'<td title="{title}" style="{_NUMBER}">{shown}<span> ±{half:.3f}</span></td>'

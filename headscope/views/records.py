@@ -16,7 +16,17 @@ from typing import Any
 
 from headscope.errors import InputError
 from headscope.results import Analysis, HeadRecord
-from headscope.views.sections import by_stack, facts, metric_names
+from headscope.views.sections import (
+    UNSTABLE_MARK,
+    by_stack,
+    facts,
+    has_spread,
+    has_stability,
+    metric_names,
+    percent,
+    stability_note,
+    unstable,
+)
 from headscope.views.text import csv_field, markdown_text
 
 Writer = Callable[[Analysis], str]
@@ -106,15 +116,17 @@ def flat_records(analysis: Analysis) -> list[dict[str, Any]]:
     """One flat dictionary a head, all with the same keys.
 
     `stack, layer, head, kv_head, pattern, runner_up`, the metrics, `rest_pattern`, `at_chance` (names with a space
-    between them), `METRIC_chance` a metric, and with several texts `METRIC_low`, `METRIC_high`, `METRIC_sd`. Floats are
-    unrounded; None stands for what could not be measured.
+    between them), with several texts `stability`, `second`, `second_share`, then `METRIC_chance` a metric, and with
+    several texts `METRIC_low`, `METRIC_high`, `METRIC_sd`. Floats are unrounded; None stands for what could not be
+    measured.
     """
     names = metric_names(analysis)
     spread_names = [n for n in names if any(r.spread and n in r.spread for r in analysis.heads)]
-    return [_flat(record, names, spread_names) for record in analysis.heads]
+    stability = has_stability(analysis)
+    return [_flat(record, names, spread_names, stability) for record in analysis.heads]
 
 
-def _flat(record: HeadRecord, names: Sequence[str], spread_names: Sequence[str]) -> dict[str, Any]:
+def _flat(record: HeadRecord, names: Sequence[str], spread_names: Sequence[str], stability: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "stack": record.stack,
         "layer": record.layer,
@@ -125,6 +137,8 @@ def _flat(record: HeadRecord, names: Sequence[str], spread_names: Sequence[str])
     }
     row.update((name, record.metrics.get(name)) for name in names)
     row.update(rest_pattern=record.rest_pattern, at_chance=" ".join(record.at_chance))
+    if stability:
+        row.update(stability=record.stability, second=record.second, second_share=record.second_share)
     row.update((f"{name}_chance", record.chance.get(name)) for name in names)
     for name in spread_names:
         spread = (record.spread or {}).get(name)
@@ -151,26 +165,43 @@ def to_markdown(analysis: Analysis) -> str:
     """The header as a list, a table a stack with values to four decimals, and the warnings."""
     lines = ["# Attention heads", ""]
     lines += [f"- {name}: {markdown_text(value)}" for name, value in facts(analysis)]
-    names = metric_names(analysis)
+    names, stability = metric_names(analysis), has_stability(analysis)
     for stack, layers in by_stack(analysis).items():
-        lines += ["", f"## {markdown_text(stack)}", "", *_markdown_table(list(layers.values()), names)]
-    if any(record.at_chance for record in analysis.heads):
-        lines += ["", r"\~ no better than chance"]
+        lines += ["", f"## {markdown_text(stack)}", "", *_markdown_table(list(layers.values()), names, stability)]
+    for note in _markdown_notes(analysis):
+        lines += ["", note]
     if analysis.warnings:
         lines += ["", "## Warnings", "", *(f"- {markdown_text(warning)}" for warning in analysis.warnings)]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(layers: Sequence[Sequence[HeadRecord]], names: Sequence[str]) -> list[str]:
-    header = ["head", "label", "runner-up", "rest", *names]
-    rule = ["---"] * 4 + ["--:"] * len(names)
-    rows = [_markdown_row(record, names) for layer in layers for record in layer]
+def _markdown_notes(analysis: Analysis) -> list[str]:
+    notes = []
+    if has_stability(analysis):
+        notes.append(markdown_text(stability_note(analysis)))
+    if any(record.at_chance for record in analysis.heads):
+        notes.append(r"\~ no better than chance")
+    if has_spread(analysis):
+        notes.append("± half of a 95 % interval over texts")
+    return notes
+
+
+def _markdown_table(layers: Sequence[Sequence[HeadRecord]], names: Sequence[str], stability: bool) -> list[str]:
+    over_texts = ["stability", "second", "second_share"] if stability else []
+    header = ["head", "label", "runner-up", "rest", *over_texts, *names]
+    rule = ["---"] * 4 + ["--:", "---", "--:"] * stability + ["--:"] * len(names)
+    rows = [_markdown_row(record, names, stability) for layer in layers for record in layer]
     return [f"| {' | '.join(cells)} |" for cells in ([markdown_text(h) for h in header], rule, *rows)]
 
 
-def _markdown_row(record: HeadRecord, names: Sequence[str]) -> list[str]:
+def _markdown_row(record: HeadRecord, names: Sequence[str], stability: bool) -> list[str]:
     labels = (record.pattern, record.runner_up, record.rest_pattern)
     cells = [record.name, *("" if label is None else markdown_text(label) for label in labels)]
+    if stability:
+        own, other = ("" if s is None else percent(s) for s in (record.stability, record.second_share))
+        second = "" if record.second is None else markdown_text(record.second)
+        mark = markdown_text(UNSTABLE_MARK) if unstable(record) else ""
+        cells += [own + mark, second, other]
     for name in names:
         value = plain(record.metrics.get(name))
         spread = (record.spread or {}).get(name)

@@ -11,8 +11,22 @@ from rich.text import Text
 from headscope.results import Analysis, HeadRecord
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
 from headscope.views.label_map import LabelMap
-from headscope.views.labels import LabelStyle, labels_shown, strongest
-from headscope.views.sections import Layers, by_stack, covers_model, facts, has_spread, metric_names
+from headscope.views.labels import LabelStyle, labels_shown, marked, strongest
+from headscope.views.sections import (
+    SECOND_TERM,
+    STABLE_TERM,
+    UNSTABLE_MARK,
+    Layers,
+    by_stack,
+    covers_model,
+    facts,
+    has_spread,
+    has_stability,
+    metric_names,
+    percent,
+    stability_note,
+    unstable,
+)
 from headscope.views.text import visible
 
 CHANCE_MARK = "~"
@@ -45,7 +59,10 @@ def warning_lines(analysis: Analysis) -> list[Text]:
 
 
 def overview(analysis: Analysis, *, header: bool = True) -> RenderableType:
-    """Per stack: how many heads of each label a layer has, the strongest of each, and the label map."""
+    """Per stack: how many heads of each label a layer has, the strongest of each, and the label map.
+
+    Over several texts, heads whose label is not stable are marked.
+    """
     styles = labels_shown(analysis)
     parts: list[RenderableType] = [header_lines(analysis), Text()] if header else []
     for stack, layers in by_stack(analysis).items():
@@ -61,13 +78,17 @@ def _title(stack: str, rest: str = "") -> Lines:
 def _summary(layers: Layers, styles: Mapping[str, LabelStyle]) -> ColumnBlocks:
     columns = [Column(Text("layer"), tuple(Text(f"L{layer}") for layer in layers))]
     count_width = max(len(str(len(records))) for records in layers.values())
-    head_width = max(len(record.name.partition("H")[2]) for records in layers.values() for record in records)
+    head_width = max(len(_short_name(record)) for records in layers.values() for record in records)
     for label, style in styles.items():
         if not any(record.pattern == label for records in layers.values() for record in records):
             continue
         cells = tuple(_summary_cell(records, label, count_width, head_width) for records in layers.values())
         columns.append(Column(_folded(label, f"{style.ink} on {style.fill}"), cells))
     return ColumnBlocks(columns)
+
+
+def _short_name(record: HeadRecord) -> str:
+    return marked(f"H{record.head}", record)
 
 
 def _summary_cell(records: Sequence[HeadRecord], label: str, count_width: int, head_width: int) -> Text:
@@ -77,7 +98,7 @@ def _summary_cell(records: Sequence[HeadRecord], label: str, count_width: int, h
     cell = f"{count:>{count_width}}"
     best = strongest(records, label)
     if best is not None:
-        cell += f" H{best[0].head:<{head_width}} {best[1]:.3f}"
+        cell += f" {_short_name(best[0]):<{head_width}} {best[1]:.3f}"
     return Text(cell)
 
 
@@ -100,11 +121,16 @@ def _overview_legend(analysis: Analysis, styles: Mapping[str, LabelStyle]) -> Li
     notes = ["count of each label, then its strongest head and that head's value"]
     if any(record.rest_pattern is not None for record in analysis.heads):
         notes.append("small letter: what a sink does with the rest of its attention")
-    return Lines([letters, Text("; ".join(notes), style="dim")])
+    return _legend(analysis, letters, Text("; ".join(notes), style="dim"))
+
+
+def _legend(analysis: Analysis, *lines: Text) -> Lines:
+    stability = stability_note(analysis)
+    return Lines([*lines, Text(stability)] if stability else lines)
 
 
 def head_tables(analysis: Analysis, *, header: bool = True) -> RenderableType:
-    """Per stack and layer: every head's label, runner-up, rest pattern and metrics."""
+    """Per stack and layer: every head's label, how stable it is over texts, runner-up, rest pattern and metrics."""
     styles = labels_shown(analysis)
     parts: list[RenderableType] = [header_lines(analysis), Text()] if header else []
     for stack, layers in by_stack(analysis).items():
@@ -112,7 +138,7 @@ def head_tables(analysis: Analysis, *, header: bool = True) -> RenderableType:
         widths = [max(column.width for column in same) for same in zip(*tables.values(), strict=True)]
         for layer, columns in tables.items():
             parts += [_title(stack, f", layer {layer}"), ColumnBlocks(columns, widths), Text()]
-    parts.append(Lines([Text(_number_legend(analysis), style="dim")]))
+    parts.append(_legend(analysis, Text(_number_legend(analysis), style="dim")))
     return Group(*parts)
 
 
@@ -122,6 +148,10 @@ def _head_columns(records: Sequence[HeadRecord], analysis: Analysis, styles: Map
     if any(record.kv_head != record.head for record in everyone):
         columns.append(Column(Text("kv"), tuple(Text(str(record.kv_head)) for record in records), "right"))
     columns.append(Column(Text("label"), tuple(_label_cell(record.pattern, styles) for record in records)))
+    if has_stability(analysis):
+        columns.append(Column(Text("stable"), tuple(_stability_cell(record) for record in records), "right"))
+    if any(record.second is not None for record in everyone):
+        columns.append(Column(Text("second"), tuple(_second_cell(record) for record in records)))
     columns.append(Column(Text("runner-up"), tuple(_plain_cell(record.runner_up) for record in records)))
     if any(record.rest_pattern is not None for record in everyone):
         columns.append(Column(Text("rest"), tuple(_plain_cell(record.rest_pattern) for record in records)))
@@ -136,6 +166,18 @@ def _label_cell(label: str, styles: Mapping[str, LabelStyle]) -> Text:
 
 def _plain_cell(label: str | None) -> Text:
     return Text(MISSING, style="dim") if label is None else Text(visible(label))
+
+
+def _stability_cell(record: HeadRecord) -> Text:
+    if record.stability is None:
+        return Text(MISSING + " ", style="dim")
+    return Text(percent(record.stability) + (UNSTABLE_MARK if unstable(record) else " "))
+
+
+def _second_cell(record: HeadRecord) -> Text:
+    if record.second is None or record.second_share is None:
+        return Text(MISSING, style="dim")
+    return Text(f"{visible(record.second)} {percent(record.second_share)}")
 
 
 def _metric_cell(record: HeadRecord, name: str) -> Text:
@@ -153,6 +195,10 @@ def _metric_cell(record: HeadRecord, name: str) -> Text:
 
 def _number_legend(analysis: Analysis) -> str:
     notes = []
+    if has_stability(analysis):
+        notes.append(STABLE_TERM)
+    if any(record.second is not None for record in analysis.heads):
+        notes.append(SECOND_TERM)
     if any(record.at_chance for record in analysis.heads):
         notes.append(f"{CHANCE_MARK} no better than chance")
     if any(record.rest_pattern is not None for record in analysis.heads):
