@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -9,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 
-from headscope.results import Analysis
+from headscope.results import Analysis, Spread
 from headscope.views.notebook import analysis_html
 from headscope.views.text import visible
-from tests.views_samples import FEW, analysis, hostile_analyses, model_heads
+from tests.views_samples import FEW, analysis, hostile_analyses, model_heads, record
 
 VIEWS = ("text", "labels", "sections", "records", "columns", "label_map", "tables", "heatmaps", "notebook")
 
@@ -26,11 +27,13 @@ class Reader(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.words: list[str] = []
+        self.titles: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in self.allowed
         assert {name for name, _ in attrs} <= {"style", "title", "class"}
         self.open.append(tag)
+        self.titles += [value for name, value in attrs if name == "title" and value is not None]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -40,11 +43,15 @@ class Reader(HTMLParser):
 
 
 def read(result: Analysis) -> list[str]:
+    return reader_of(result).words
+
+
+def reader_of(result: Analysis) -> Reader:
     reader = Reader()
     reader.feed(analysis_html(result))
     reader.close()
     assert reader.open == []
-    return reader.words
+    return reader
 
 
 @FEW
@@ -67,6 +74,33 @@ def test_a_whole_model_has_its_label_map_and_every_head() -> None:
     assert {h.name for h in result.heads} <= set(words)
     assert "warning: one <word>" in words
     assert result._repr_html_() == analysis_html(result)
+
+
+def test_what_several_texts_say_of_labels_and_values_is_shown_and_nothing_of_it_for_one() -> None:
+    spread = {"sink": Spread(0.3, 0.1, 0.5, 1200)}
+    heads = [record(layer, 0, metrics={"sink": 0.15}, spread=spread, at_chance=("sink",)) for layer in range(3)]
+    split = dataclasses.replace(heads[0], stability=0.666, second="focused", second_share=0.25)
+    sure = dataclasses.replace(heads[1], stability=0.9)
+    found = reader_of(analysis([split, sure, heads[2]]))
+    assert {"66 %*", "focused 25 %", "90 %", "stable", "second", "0.150~", " ±0.200", "B*"} <= set(found.words)
+    assert "* 1 of 2 labels is not stable: on more than 10 % of the texts this head has another" in found.words
+    assert found.titles[:3] == [
+        "L0H0: broad on 66 % of the texts, focused 25 %",
+        "L1H0: broad on 90 % of the texts",
+        "L2H0: broad",
+    ]
+    assert found.titles[3:] == ["0.100 to 0.500 over 1,200 texts"] * 3
+    one = " ".join(read(analysis(model_heads(3, 4))))
+    assert not any(word in one for word in ("stable", "second", "*", "±"))
+
+
+@FEW
+@given(hostile_analyses())
+def test_hostile_second_labels_are_shown_and_not_obeyed(result: Analysis) -> None:
+    second = result.heads[0].pattern
+    heads = [dataclasses.replace(h, stability=0.5, second=second, second_share=0.5) for h in result.heads]
+    words = read(dataclasses.replace(result, heads=tuple(heads)))
+    assert words.count(f"{visible(second)} 50 %") == len(heads)
 
 
 @pytest.mark.parametrize("module", VIEWS)

@@ -31,6 +31,18 @@ def strict_json(text: str) -> object:
     return json.loads(text, parse_constant=refuse)
 
 
+def over_texts(result: Analysis) -> Analysis:
+    """The same heads over several texts: every second is stable, the others also have the first one's label."""
+    second = result.heads[0].pattern
+    heads = [
+        dataclasses.replace(head, stability=2 / 3, second=second, second_share=1 / 3)
+        if place % 2 == 0
+        else dataclasses.replace(head, stability=0.95)
+        for place, head in enumerate(result.heads)
+    ]
+    return dataclasses.replace(result, heads=tuple(heads))
+
+
 @FEW
 @given(hostile_analyses())
 def test_json_reads_back_as_the_result(result: Analysis) -> None:
@@ -50,7 +62,7 @@ def test_jsonl_is_a_record_a_line(result: Analysis) -> None:
 def test_machine_formats_are_ascii_or_utf8_without_control_characters(result: Analysis) -> None:
     assert render(result, "json").isascii()
     for name in ("csv", "markdown", "table"):
-        text = render(result, name)
+        text = render(over_texts(result), name)
         text.encode("utf-8")
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text)
 
@@ -58,6 +70,7 @@ def test_machine_formats_are_ascii_or_utf8_without_control_characters(result: An
 @FEW
 @given(hostile_analyses())
 def test_csv_reads_back_as_the_flat_records(result: Analysis) -> None:
+    result = over_texts(result)
     rows = list(csv.DictReader(io.StringIO(render(result, "csv"))))
     flat = flat_records(result)
     assert len(rows) == len(flat)
@@ -75,9 +88,9 @@ def test_csv_reads_back_as_the_flat_records(result: Analysis) -> None:
 @FEW
 @given(hostile_analyses())
 def test_csv_text_starts_no_formula_and_numbers_stay_numbers(result: Analysis) -> None:
-    for row in csv.DictReader(io.StringIO(render(result, "csv"))):
+    for row in csv.DictReader(io.StringIO(render(over_texts(result), "csv"))):
         for key, field in row.items():
-            if key in ("stack", "pattern", "runner_up", "rest_pattern", "at_chance"):
+            if key in ("stack", "pattern", "runner_up", "rest_pattern", "at_chance", "second"):
                 assert not field.startswith(tuple("=+-@\t\r\n"))
             elif field:
                 float(field)
@@ -88,6 +101,15 @@ def test_csv_columns_are_those_of_the_contract() -> None:
     assert header.startswith(
         "stack,layer,head,kv_head,pattern,runner_up,sink,prev_token,self_attend,entropy,rest_pattern,at_chance,"
     )
+
+
+def test_csv_has_columns_for_stability_where_there_are_several_texts() -> None:
+    one = analysis([record(0, 0), record(0, 1)])
+    assert not {"stability", "second", "second_share"} & set(flat_records(one)[0])
+    several = over_texts(analysis([record(0, 0, "=1+1"), record(0, 1)]))
+    first, second = csv.DictReader(io.StringIO(render(several, "csv")))
+    assert (first["stability"], first["second"], first["second_share"]) == (repr(2 / 3), "'=1+1", repr(1 / 3))
+    assert (second["stability"], second["second"], second["second_share"]) == ("0.95", "", "")
 
 
 def test_flat_records_have_the_same_keys_where_heads_measure_different_things() -> None:
@@ -140,6 +162,28 @@ def test_markdown_tables_hold_every_label_and_number(result: Analysis) -> None:
             number = cell.strip().split(" ± ")[0].removesuffix("~")
             assert number == ("" if value is None else f"{value:.4f}")
             assert ("~" in cell) == (value is not None and name in head.at_chance)
+
+
+@FEW
+@given(hostile_analyses())
+def test_markdown_shows_how_stable_labels_are_over_texts(result: Analysis) -> None:
+    lines = render(over_texts(result), "markdown").split("\n")
+    cells = [re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1] for line in lines if line.startswith("| ")]
+    assert {len(row) for row in cells} == {7 + len(metric_names(result))}
+    second = visible(result.heads[0].pattern)
+    for place, row in enumerate(cells[2:]):
+        shown = [unescape_markdown(cell)[1:-1] for cell in row[4:7]]
+        assert shown == (["66 %*", second, "33 %"] if place % 2 == 0 else ["95 %", "", ""])
+    low, known = (len(result.heads) + 1) // 2, len(result.heads)
+    assert any(line.startswith(rf"\* {low} of {known} label") for line in lines)
+
+
+def test_markdown_says_what_stands_behind_values_only_where_something_does() -> None:
+    assert "±" not in render(analysis([record(0, 0)]), "markdown")
+    text = render(
+        analysis([record(0, 0, metrics={"sink": 0.15}, spread={"sink": Spread(0.3, 0.1, 0.5, 9)})]), "markdown"
+    )
+    assert "0.1500 ± 0.2000" in text and "± half of a 95 % interval over texts" in text
 
 
 def test_markdown_names_model_rules_and_warnings() -> None:
