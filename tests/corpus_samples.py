@@ -18,8 +18,12 @@ from transformers import AutoModel, AutoTokenizer
 
 import headscope
 from headscope.cli.main import main
+from headscope.corpus.job import Job
 from headscope.corpus.partition import Partition, partitions
+from headscope.heads.metrics import chosen
+from headscope.heads.rules import load_rules
 from headscope.models.quiet import quiet
+from headscope.models.selection import parse_selection
 from headscope.reading import open_corpus
 from headscope.results import Analysis
 from tests.tiny_checkpoints import CORPUS, save, wordpiece
@@ -42,6 +46,12 @@ def write(path: Path, items: Sequence[str]) -> Path:
 def model(directory: Path, **changes: Any) -> Path:
     """A tiny BERT with its tokenizer."""
     return save(directory, "bert", wordpiece(), **changes)
+
+
+def job(model: Path | str) -> Job:
+    """The usual measurement, on one thread."""
+    everything = parse_selection("layer", "all"), parse_selection("head", "all")
+    return Job(str(model), *everything, None, load_rules("seed"), chosen("core"), loading={"device": "cpu"}, threads=1)
 
 
 def cut(data: Path, texts_each: int) -> Iterator[Partition]:

@@ -20,7 +20,6 @@ import pytest
 
 from headscope.corpus import processes
 from headscope.corpus.command import analyze_corpus
-from headscope.corpus.job import Job
 from headscope.corpus.part import Part
 from headscope.corpus.partition import Partition
 from headscope.corpus.processes import Processes
@@ -28,9 +27,6 @@ from headscope.corpus.queue import MOST_ATTEMPTS
 from headscope.corpus.remote import Failure
 from headscope.corpus.worker import Worker
 from headscope.errors import InputError, ModelError, ResourceError
-from headscope.heads.metrics import chosen
-from headscope.heads.rules import load_rules
-from headscope.models.selection import parse_selection
 from tests import corpus_samples as samples
 
 ROOT = Path(__file__).parents[1]
@@ -45,11 +41,6 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return samples.write(tmp_path_factory.mktemp("data") / "texts.jsonl", samples.texts(60))
-
-
-def job_of(model: Path | str) -> Job:
-    everything = parse_selection("layer", "all"), parse_selection("head", "all")
-    return Job(str(model), *everything, None, load_rules("seed"), chosen("core"), loading={"device": "cpu"}, threads=1)
 
 
 def same(found: Part, expected: Part) -> bool:
@@ -78,7 +69,7 @@ def test_processes_give_what_one_text_at_a_time_gives(model: Path, data: Path) -
 # ------------------------------------------------------------------ deaths
 def test_killed_as_it_loads_as_it_measures_and_as_it_waits(model: Path, data: Path) -> None:
     partitions = list(samples.cut(data, 8))
-    at_work = Processes(job_of(model), workers=1)
+    at_work = Processes(samples.job(model), workers=1)
     killed = []
 
     def signal_it(number: signal.Signals) -> None:
@@ -100,7 +91,7 @@ def test_killed_as_it_loads_as_it_measures_and_as_it_waits(model: Path, data: Pa
         found = list(at_work.run(given()))
     assert len(set(killed)) == 3
     assert [part.number for part in found] == [partition.number for partition in partitions]
-    worker = Worker(job_of(model))
+    worker = Worker(samples.job(model))
     assert all(same(part, worker.measure(partition)) for part, partition in zip(found, partitions, strict=True))
 
 
@@ -120,7 +111,7 @@ def doomed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_partition_that_ends_every_worker(data: Path, doomed: list[int]) -> None:
-    with pytest.raises(ResourceError) as raised, closing(Processes(job_of("any"), workers=1)) as at_work:
+    with pytest.raises(ResourceError) as raised, closing(Processes(samples.job("any"), workers=1)) as at_work:
         list(at_work.run(samples.cut(data, 8)))
     assert raised.value.message == f"3 workers died (signal 9) on the texts from {data}:1 to {data}:8"
     assert "--resume" in (raised.value.hint or "")
@@ -137,7 +128,7 @@ def test_closed_in_the_middle(data: Path) -> None:
 
     before = open_files()
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), closing(Processes(job_of("any"), workers=2)) as at_work:
+        with pytest.raises(KeyboardInterrupt), closing(Processes(samples.job("any"), workers=2)) as at_work:
             for _ in at_work.run(given()):
                 raise AssertionError
         assert multiprocessing.active_children() == []
@@ -150,15 +141,15 @@ def open_files() -> int:
 
 
 def test_nothing_starts_for_nothing(doomed: list[int]) -> None:
-    assert list(Processes(job_of("any"), workers=2).run(iter([]))) == []
+    assert list(Processes(samples.job("any"), workers=2).run(iter([]))) == []
     assert doomed == []
 
 
 # ------------------------------------------------------------------ what they raise
 def test_an_error_comes_out_as_itself(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as expected:
-        Worker(job_of(tmp_path))
-    with pytest.raises(ModelError) as raised, closing(Processes(job_of(tmp_path), workers=1)) as at_work:
+        Worker(samples.job(tmp_path))
+    with pytest.raises(ModelError) as raised, closing(Processes(samples.job(tmp_path), workers=1)) as at_work:
         list(at_work.run(samples.cut(data, 8)))
     assert (raised.value.message, raised.value.hint) == (expected.value.message, expected.value.hint)
     assert raised.value.__notes__[0].startswith("In a worker:\nTraceback")

@@ -16,6 +16,8 @@ from headscope.errors import InputError, ResourceError
 
 # No report on usage goes out, and no advice on settings is printed.
 _OURS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# One attempt of 40 seconds, where Ray makes twenty.
+_JOINING = {"RAY_gcs_server_port_wait_time_s": "1"}
 # Partitions and parts pass through it, a few at a time.
 _STORE_BYTES = 256 << 20
 _SECONDS_TO_REACH = 10.0
@@ -37,25 +39,29 @@ def connected(workers: int, address: str | None) -> Iterator[tuple[Any, bool]]:
         InputError: There is no cluster at the address.
         ResourceError: None starts here.
     """
-    with _environment(_OURS):
+    with _environment(_OURS if address is None else _OURS | _JOINING):
         import ray
-    if ray.is_initialized():
-        yield ray, False
-        return
-    if address is not None:
-        _check_somebody_listens(address)
-    with _sigterm_kept(), _nothing_printed(ray):
-        try:
-            _start(ray, workers) if address is None else _join(ray, address)
-            yield ray, address is None
-        finally:
-            ray.shutdown()
+
+        if ray.is_initialized():
+            yield ray, False
+            return
+        if address is not None:
+            _check_somebody_listens(address)
+        with _sigterm_kept(), _nothing_printed(ray):
+            yield from _with_cluster(ray, workers, address)
+
+
+def _with_cluster(ray: Any, workers: int, address: str | None) -> Iterator[tuple[Any, bool]]:
+    try:
+        _start(ray, workers) if address is None else _join(ray, address)
+        yield ray, address is None
+    finally:
+        ray.shutdown()
 
 
 def _start(ray: Any, workers: int) -> None:
     try:
-        with _environment(_OURS):
-            ray.init("local", num_cpus=workers, include_dashboard=False, object_store_memory=_STORE_BYTES, **_silent())
+        ray.init("local", num_cpus=workers, include_dashboard=False, object_store_memory=_STORE_BYTES, **_silent())
     except Exception as error:  # Ray raises anything from ValueError to its own errors
         raise ResourceError(f"no Ray cluster starts here: {_first_line(error)}", "take --runner local") from error
 
@@ -85,7 +91,8 @@ def _check_somebody_listens(address: str) -> None:
 def _unreachable(address: str, why: str) -> InputError:
     return InputError(
         f"the Ray cluster at {address} cannot be reached: {why}",
-        "give the address that `ray start --head` printed, or leave it out to start a cluster on this machine",
+        "give the address that `ray start --head` printed (with RAY_AUTH_MODE=token where it asks for one), or none "
+        "to start a cluster on this machine",
     )
 
 
@@ -96,14 +103,16 @@ def _first_line(error: Exception) -> str:
 # ------------------------------------------------------------------ silence
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Settings that the user has not made, for the time of the block."""
-    new = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(new)
+    """Settings that the user has not made, for the time of the block; those that Ray makes go with them."""
+    before = {name for name in os.environ if name.startswith("RAY_")}
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
     try:
         yield
     finally:
-        for name in new:
-            del os.environ[name]
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            if name not in before:
+                del os.environ[name]
 
 
 @contextmanager
