@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -95,19 +95,24 @@ def test_killed_as_it_loads_as_it_measures_and_as_it_waits(model: Path, data: Pa
     assert all(same(part, worker.measure(partition)) for part, partition in zip(found, partitions, strict=True))
 
 
-@pytest.fixture
-def doomed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every process is killed as soon as it starts; their numbers."""
+def at_every_start(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> list[int]:
+    """`act` is called with the number of every process as soon as it starts; returns those numbers."""
     start, pids = processes._Process.start, []
 
-    def killed(*arguments: Any) -> Any:
+    def and_act(*arguments: Any) -> Any:
         process = start(*arguments)
-        os.kill(process.process.pid, signal.SIGKILL)
+        act(process.process.pid)
         pids.append(process.process.pid)
         return process
 
-    monkeypatch.setattr(processes._Process, "start", killed)
+    monkeypatch.setattr(processes._Process, "start", and_act)
     return pids
+
+
+@pytest.fixture
+def doomed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every process is killed as soon as it starts."""
+    return at_every_start(monkeypatch, lambda pid: os.kill(pid, signal.SIGKILL))
 
 
 def test_a_partition_that_ends_every_worker(data: Path, doomed: list[int]) -> None:
@@ -179,8 +184,20 @@ def test_errors_that_travel() -> None:
 
 
 # ------------------------------------------------------------------ an interrupt
-def test_an_interrupt_leaves_no_trace(model: Path, tmp_path: Path) -> None:
-    """Control-C on a terminal reaches workers, too, at whatever they are: here they load."""
+def test_workers_leave_interrupts_to_who_started_them(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C on a terminal reaches all processes; a worker that dies of it would write a traceback."""
+
+    def interrupt(pid: int) -> None:
+        for moment in (0.02, 0.1, 0.3, 0.8):
+            threading.Timer(moment, os.kill, [pid, signal.SIGINT]).start()
+
+    started = at_every_start(monkeypatch, interrupt)
+    with closing(Processes(samples.job(model), workers=1)) as at_work:
+        assert len(list(at_work.run(samples.cut(data, 8)))) == 8
+        assert len(started) == 1
+
+
+def test_an_interrupt_ends_everything(model: Path, tmp_path: Path) -> None:
     data = samples.write(tmp_path / "texts.jsonl", samples.texts(1100, longest=2))
     argv = ["analyze", "--data", str(data), "-m", str(model), "--workers", "2", "--quiet", "-f", "json"]
     process = subprocess.Popen(
