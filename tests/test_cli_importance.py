@@ -203,7 +203,6 @@ BAD = {
         "a third replacement": ("--data texts.txt --with noise", "noise"),
         "unknown unit": ("--data texts.txt --unit layer", "layer"),
         "no tokens": ("--data texts.txt --tokens 0", "--tokens"),
-        "missing file": ("--data missing.txt", "missing.txt"),
         "unknown format": ("--data texts.txt -f xml", "xml"),
         "unknown suffix": ("--data texts.txt -o a.docx", ".docx"),
         "what exists": ("--data texts.txt -o scores.json", "scores.json exists"),

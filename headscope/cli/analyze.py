@@ -125,21 +125,17 @@ def analyze(
         chosen = _chosen_format(output, format)
         parse_selection("layer", layer)
         parse_selection("head", head)
-        of_corpus = {
+        of_corpus: dict[str, Any] = {
             "text_column": text_column,
             "split": split,
             "strict": strict,
             "sample": sample,
             "until": until,
-            "runner": runner,
-            "workers": workers,
-            "ray_address": ray_address,
-            "resume": resume,
-            "checkpoint": checkpoint,
-            "per_text": per_text,
         }
+        of_corpus |= {"runner": runner, "workers": workers, "ray_address": ray_address, "resume": resume}
+        of_corpus |= {"checkpoint": checkpoint, "per_text": per_text}
         of_texts = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
-        corpus.check_options(data, {f"--{n.replace('_', '-')}": v for n, v in of_corpus.items()}, of_texts)
+        corpus.check_options(data, of_corpus, of_texts)
         # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
         maps: bool | Literal["pooled"] = True if weights is not None else "pooled" if heatmaps is not None else False
         shared: dict[str, Any] = {
@@ -164,24 +160,13 @@ def analyze(
             "trust_remote_code": trust_remote_code,
         }
         if data is not None:
-            given: dict[str, Any] = {name: value for name, value in of_corpus.items() if value is not None}
-            given |= {"checkpoint": checkpoint, "decoder_text": corpus.decoder_text(decoder_text), "seed": seed}
-            analysis = corpus.run(data, shared | given | {"force": force}, output, quiet, debug)
+            given = {"decoder_text": corpus.decoder_text(decoder_text), "seed": seed, "force": force}
+            analysis = corpus.run(data, shared | of_corpus | given, output, quiet, debug)
         else:
-            texts = inputs.read_texts(text, file)
-            sequences = inputs.parse_ids(ids)
-            images, sounds = inputs.check_files(image, "image"), inputs.check_files(audio, "sound")
-            inputs.check_combination(texts, sequences, decoder_text, images or sounds)
+            found = inputs.given(text, file, ids, decoder_text, image, audio)
             with progress("loading the model and measuring …", quiet, debug):
                 _seed_everything(seed)
-                analysis = headscope.analyze(
-                    texts=texts or None,
-                    ids=sequences,
-                    decoder_texts=decoder_text or None,
-                    images=images,
-                    audio=sounds,
-                    **shared,
-                )
+                analysis = headscope.analyze(**found, **shared)
         _tell(analysis, quiet)
         _write_pictures(analysis, heatmaps, weights, force)
         _write(analysis, chosen, sink)

@@ -111,7 +111,7 @@ def check_options(data: str | None, others: Mapping[str, object], excluded: Mapp
     """Refuse options of a corpus without one, and with one those of single texts."""
     if data is None:
         for name in (name for name, value in others.items() if value not in (None, False)):
-            raise InputError(f"{name} is for a corpus, and there is none", "add --data PATH")
+            raise InputError(f"--{name.replace('_', '-')} is for a corpus, and there is none", "add --data PATH")
     else:
         for name in (name for name, value in excluded.items() if value):
             raise InputError(f"--data and {name} exclude each other", "give one of them")
@@ -128,13 +128,15 @@ def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: boo
     """Measure a corpus, with its progress on standard error; what is finished is kept for --resume.
 
     Args:
-        arguments: More of `analyze_corpus`; `checkpoint` may be None.
+        arguments: More of `analyze_corpus`; None for what is not given.
     """
     folder = arguments["checkpoint"] or _folder(data, str(arguments["model"]), output)
     writable = _writable(folder)
     if not writable and arguments["resume"]:
         raise InputError(f"there is nothing to resume in {folder}", "give --checkpoint, the directory of that run")
-    given = dict(arguments) | {"checkpoint": folder if writable else None}
+    # What is not given has its default in `analyze_corpus`.
+    given = {name: value for name, value in arguments.items() if value is not None}
+    given["checkpoint"] = folder if writable else None
     try:
         with progress(None, quiet, debug), _shown(quiet) as report:
             return headscope.analyze_corpus(data=data, report=report, **given)

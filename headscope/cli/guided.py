@@ -53,8 +53,9 @@ PruneData = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        metavar="FILE",
-        help="Texts to score on, to select by and to report on, none for two of these: .txt (a text a line) or .jsonl.",
+        metavar="PATH",
+        help="Texts to score on, to select by and to report on, none for two of these: .txt (a text a line), .jsonl, "
+        ".csv, .parquet, a directory or pattern of those.",
         rich_help_panel=_CHOICE,
     ),
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import headscope
-from headscope.cli import guided, inputs, options
+from headscope.cli import corpus, guided, options
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink
 from headscope.cli.progress import notes, progress
@@ -24,9 +24,9 @@ Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        metavar="FILE",
-        help='Texts to score on: .txt (a text a line) or .jsonl ("text", and "label" for a classifier). Long texts are '
-        "cut into pieces.",
+        metavar="PATH",
+        help='Texts to score on: .txt (a text a line), .jsonl ("text", and "label" for a classifier), .csv, .parquet, '
+        "a directory or pattern of those. Long texts are cut into pieces.",
         rich_help_panel="Input",
     ),
 ]
@@ -68,6 +68,7 @@ Normalize = Annotated[
 
 def importance(
     data: Data = None,
+    text_column: corpus.TextColumn = None,
     tokens: Tokens = None,
     max_length: guided.MaxLength = None,
     batch_size: options.BatchSize = None,
@@ -102,6 +103,7 @@ def importance(
             result = headscope.head_importance(
                 model,
                 None if data is None else str(data),
+                text_column=text_column or "text",
                 method=method,
                 replace=replace,
                 units=_UNITS[unit],
@@ -137,7 +139,6 @@ def _check(method: str, replace: str, data: Path | None) -> None:
         raise InputError(f"--with is for ablation, and --method is {method}", "leave --with out")
     if data is None and method not in guided.WITHOUT_DATA:
         raise InputError(f"{method} scores heads on texts, and there are none", "add --data FILE")
-    inputs.check_files([data] if data is not None else None, "data")
 
 
 def _tell(result: Importance, quiet: bool) -> None:

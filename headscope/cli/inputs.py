@@ -5,9 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from headscope.errors import InputError
+
+
+def given(
+    texts: Sequence[str] | None,
+    file: Path | None,
+    ids: Sequence[str] | None,
+    decoder_texts: Sequence[str] | None,
+    images: Sequence[Path] | None,
+    sounds: Sequence[Path] | None,
+) -> dict[str, Any]:
+    """The inputs of `headscope.analyze`. Raises InputError where one is not right, or they do not go together."""
+    found = {
+        "texts": read_texts(texts, file) or None,
+        "ids": parse_ids(ids),
+        "images": check_files(images, "image"),
+        "audio": check_files(sounds, "sound"),
+        "decoder_texts": list(decoder_texts or []) or None,
+    }
+    check_combination(texts or file, found["ids"], decoder_texts, found["images"] or found["audio"])
+    return found
 
 
 def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
@@ -38,7 +58,7 @@ def check_files(paths: Sequence[Path] | None, kind: str) -> list[str] | None:
     return [str(path) for path in paths] if paths else None
 
 
-def check_combination(texts: Sequence[str], ids: object, decoder_texts: object, media: object) -> None:
+def check_combination(texts: object, ids: object, decoder_texts: object, media: object) -> None:
     """Refuse nothing at all, and what excludes each other: token ids and text."""
     if ids and texts:
         raise InputError("--ids and texts exclude each other", "give either the token ids or the text")

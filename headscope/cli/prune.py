@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import headscope
-from headscope.cli import guided, options
+from headscope.cli import corpus, guided, options
 from headscope.cli.curve import draw_curve
 from headscope.cli.errors import reported, say
 from headscope.cli.progress import notes, progress
@@ -96,6 +96,7 @@ def prune(
     scores: guided.Scores = None,
     method: guided.PruneMethod = None,
     data: guided.PruneData = None,
+    text_column: corpus.TextColumn = None,
     drop: guided.Drop = None,
     until_drop: guided.UntilDrop = None,
     unit: guided.Unit = None,
@@ -145,6 +146,7 @@ def prune(
             "data": None if data is None else str(data),
             "repair": guided.repair_source(repair, data),
             "repair_mlp": repair_mlp,
+            "text_column": text_column or "text",
             "min_per_layer": min_per_layer,
             "max_length": max_length,
             "batch_size": batch_size,

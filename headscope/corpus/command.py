@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -28,6 +28,7 @@ from headscope.heads.measuring import ENGINES
 from headscope.heads.metrics import chosen
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import load_rules
+from headscope.models.loading import LoadedModel
 from headscope.models.selection import parse_selection
 from headscope.reading import Data, open_corpus
 from headscope.results import Analysis, CorpusInfo
@@ -114,6 +115,8 @@ def analyze_corpus(
         raise InputError("there is no corpus", "give data: a file, a directory, or texts")
     check_maps(maps)
     _check(sample, until, partition, resume, checkpoint, engine)
+    shared: dict[str, Any] = {"words": words, "exclude_special": exclude_special, "max_length": max_length}
+    loading: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
     job = Job(
         model=None if model is None or isinstance(model, PreTrainedModel) else str(model),
         layer=parse_selection("layer", layer),
@@ -122,71 +125,65 @@ def analyze_corpus(
         rules=load_rules(rules),
         names=chosen(metrics),
         tokenizer=tokenizer if isinstance(tokenizer, str) else None,
-        loading={
-            "revision": revision,
-            "device": device,
-            "dtype": dtype,
-            "device_map": device_map,
-            "trust_remote_code": trust_remote_code,
-        },
+        loading=loading | {"trust_remote_code": trust_remote_code},
         engine=engine,
-        words=words,
-        exclude_special=exclude_special,
         decoder_text=decoder_text,
-        max_length=max_length,
         strict_length=strict_length,
         batch_size=batch_size,
         per_text=per_text is not None,
         strict=strict,
         seed=seed,
+        **shared,
     )
-    loaded = None
-    if isinstance(model, PreTrainedModel) or not isinstance(tokenizer, str | None):
-        loaded = loaded_model(
-            model,
-            tokenizer=tokenizer,
-            processor=None,
-            trust_remote_code=trust_remote_code,
-            generates=decoder_text is None,
-            options={k: v for k, v in job.loading.items() if k != "trust_remote_code"},
-        )
+    loaded = _in_memory(model, tokenizer, job)
     at_work = runner_for(job, loaded, runner, workers, ray_address)
     corpus = open_corpus(data, text_column=text_column, strict=strict, split=split)
     texts = Texts(corpus, sample, until, seed)
     kept = None
     if checkpoint is not None:
-        read = {"name": _place(corpus.name), "text_column": text_column, "split": split, "sample": sample}
-        found = identity(
-            job, None if loaded is None else loaded.model, read | {"until": until, "partition": list(partition)}
-        )
-        kept = Checkpoint(Path(checkpoint), found, resume)
-    with ExitStack() as stack_of:
-        table = None if per_text is None else stack_of.enter_context(PerText(Path(per_text), force))
-        watch = Watch(report, texts.share)
-
-        def each(part: Any, new: bool) -> None:
-            watch.part(part, new)
-            if table is not None:
-                table.add(part.table)
-
-        total = Total(lambda s: until is not None and narrow(s, job, until), each)
+        read: dict[str, Any] = {
+            "name": _place(corpus.name),
+            "text_column": text_column,
+            "split": split,
+            "sample": sample,
+        }
+        read |= {"until": until, "partition": list(partition)}
+        kept = Checkpoint(Path(checkpoint), identity(job, None if loaded is None else loaded.model, read), resume)
+    with nullcontext() if per_text is None else PerText(Path(per_text), force) as table:
+        total = Total(lambda found: until is not None and narrow(found, job, until), Watch(report, texts.share, table))
         run(partitions(texts.records(), *partition), at_work, kept, total)
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
         result = analysis_of(total.summary, job, info, texts.skipped)
-        if maps:
-            first = texts.first
-            assert first is not None
-            pictures = analyze(
-                model, first.text, tokenizer=tokenizer, layer=layer, head=head, stack=stack, rules=rules,
-                engine=engine, decoder_texts=decoder_text, max_length=max_length, words=words,
-                exclude_special=exclude_special, maps=maps, **dict(job.loading),
-            )  # fmt: skip
-            result = replace(result, maps=pictures.maps)
+        if maps and texts.first is not None:
+            told: dict[str, Any] = {
+                "tokenizer": tokenizer,
+                "layer": layer,
+                "head": head,
+                "stack": stack,
+                "rules": rules,
+            }
+            told |= {"engine": engine, "decoder_texts": decoder_text, "maps": maps}
+            result = replace(result, maps=analyze(model, texts.first.text, **told, **shared, **job.loading).maps)
         if table is not None:
             table.finish()
     if kept is not None:
         kept.remove()
     return result
+
+
+def _in_memory(model: Any, tokenizer: Any, job: Job) -> LoadedModel | None:
+    """What cannot be loaded by name: a caller's model or tokenizer."""
+    if not isinstance(model, PreTrainedModel) and isinstance(tokenizer, str | None):
+        return None
+    options = dict(job.loading)
+    return loaded_model(
+        model,
+        tokenizer=tokenizer,
+        processor=None,
+        trust_remote_code=options.pop("trust_remote_code"),
+        generates=job.decoder_text is None,
+        options=options,
+    )
 
 
 def _check(

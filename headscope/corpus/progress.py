@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headscope.corpus.part import Part
+from headscope.corpus.per_text import PerText
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,27 @@ class Progress:
 
 @dataclass
 class Watch:
-    """Counts parts as they come, and tells.
+    """Counts parts as they come, passes on their rows, and tells how far it is.
 
     Attributes:
         tell: Called after each part.
         share: Asked for how much of the corpus is read.
+        table: Gets each part's rows; None for none.
     """
 
     tell: Callable[[Progress], None]
     share: Callable[[], float | None]
+    table: PerText | None = None
     started: float = field(default_factory=time.monotonic)
     _texts: int = 0
     _resumed: int = 0
     _tokens: int = 0
     _new_tokens: int = 0
 
-    def part(self, part: Part, new: bool) -> None:
-        """One more part."""
+    def __call__(self, part: Part, new: bool) -> None:
+        """One more part, measured now (`new`) or by an earlier run."""
+        if self.table is not None:
+            self.table.add(part.table)
         self._texts += part.summary.texts
         self._tokens += part.summary.tokens
         if new:

@@ -7,7 +7,7 @@ import numpy as np
 from headscope.corpus.job import Job
 from headscope.corpus.summary import Summary
 from headscope.errors import InputError, ModelError
-from headscope.heads.interval import ROUGH_BELOW, interval
+from headscope.heads.interval import ROUGH_BELOW, interval, rough
 from headscope.heads.labels import head_records
 from headscope.models.text_inputs import TOKENIZER_HINT
 from headscope.models.versions import versions
@@ -59,8 +59,7 @@ def _warnings(summary: Summary, job: Job, corpus: CorpusInfo, skipped: Skipped) 
             f"the tokenizer does not know half or more of {summary.unknown:,} of {summary.texts:,} texts: "
             "what is measured there says little"
         )
-    if 1 < summary.texts < ROUGH_BELOW:
-        found.append(f"intervals over {summary.texts} texts are rough: {ROUGH_BELOW} or more are needed")
+    found += rough(summary.texts)
     if corpus.until is not None and not corpus.reached:
         found.append(
             f"the texts ended before every interval was {corpus.until} wide: the widest is {_widest(summary, job)}"

@@ -78,8 +78,7 @@ class Worker:
         kept, skipped = _parted(partition.records, read)
         if skipped and self.job.strict:
             error = nothing_made(self.loaded.name, reader, skipped[0].text)
-            error.message = f"{skipped[0].where}: {error.message}"
-            raise error
+            raise type(error)(f"{skipped[0].where}: {error.message}", error.hint)
         named = tuple((r.where, "the tokenizer finds nothing to read") for r in skipped[:MOST_NAMED])
         if not kept:
             return Part(

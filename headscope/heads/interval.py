@@ -18,6 +18,13 @@ _Z975 = 1.959963984540054
 _UNSEEN = 4.0
 
 
+def rough(texts: int) -> tuple[str, ...]:
+    """The warning for intervals over few texts; none for one text, which has no interval, and for enough."""
+    if not 1 < texts < ROUGH_BELOW:
+        return ()
+    return (f"intervals over {texts} texts are rough: {ROUGH_BELOW} or more are needed",)
+
+
 def interval(moments: Moments) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The 95 % interval of the mean: lower and upper ends, of the moments' shape; NaN below two values.
 

@@ -37,6 +37,7 @@ def head_importance(
     model: str | PathLike[str] | PreTrainedModel | None = None,
     data: Source | None = None,
     *,
+    text_column: str = "text",
     method: str = "gradient",
     replace: str = "zero",
     units: Sequence[str] = UNITS,
@@ -62,8 +63,9 @@ def head_importance(
     Args:
         model: A hub id, a directory (a pruned one, too), a `.gguf` file, a loaded transformers model (left as it was),
             or None for the default model. By name, the checkpoint's own class is loaded, with its head.
-        data: A `.txt` file (a text a line), a `.jsonl` file (`text`, and `label` for classifiers), or texts. Long texts
-            are cut into pieces.
+        data: A `.txt` file (a text a line), a `.jsonl` file (`text`, and `label` for classifiers), any other form that
+            `analyze_corpus` reads, or texts. Long texts are cut into pieces.
+        text_column: Where texts are found.
         method: `gradient`, `gradient-token`, `ablation`, `surgeon`, `reconstruction`, `confidence`, `magnitude` or
             `random`.
         replace: With `ablation`, what a head gives instead: `zero`, or its `mean` over all tokens.
@@ -85,7 +87,7 @@ def head_importance(
     chosen = method_named(method)
     _check(chosen, replace, units, normalise, tokens, data)
     layers, heads = parse_selection("layer", layer), parse_selection("head", head)
-    examples = None if data is None else read_examples(data)
+    examples = None if data is None else read_examples(data, text_column=text_column)
     options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
     loaded = whole_model(model, tokenizer, processor, options | {"trust_remote_code": trust_remote_code})
     say = report or (lambda line: None)

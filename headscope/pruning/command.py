@@ -46,6 +46,7 @@ def prune(
     scores: str | Path | Importance | None = None,
     method: str | None = None,
     data: Source | None = None,
+    text_column: str = "text",
     drop: float | None = None,
     until_drop: str | float | None = None,
     unit: str | None = None,
@@ -88,6 +89,7 @@ def prune(
         scores: A file that `headscope importance` wrote, or what `head_importance` returned.
         method: How to score heads, as in `head_importance`.
         data: Texts to score heads on, to select by and to report on; dealt out, so that none serves twice.
+        text_column: Where texts are found in `data`, `repair` and `eval`.
         drop: The share of heads, or groups, that goes; rounded down.
         until_drop: As many go as lose less than this on texts that they are not scored on: `"1%"` of perplexity is
             ln(1.01) = 0.00995 nats; of models without a head, of 1 - cosine.
@@ -118,7 +120,7 @@ def prune(
         ModelError: The model cannot be loaded, or its heads cannot be removed exactly.
         ResourceError: Out of memory or disk; nothing half-written remains.
     """
-    examples = None if data is None else read_examples(data)
+    examples = None if data is None else read_examples(data, text_column=text_column)
     guide = make_guide(
         scores=scores,
         method=method,
@@ -130,7 +132,7 @@ def prune(
         repair=repair is not False,
         repair_mlp=repair_mlp,
         data=examples,
-        repair_data=None if isinstance(repair, bool) else read_examples(repair),
+        repair_data=None if isinstance(repair, bool) else read_examples(repair, text_column=text_column),
         repair_tokens=repair_tokens,
         max_length=max_length,
         batch_size=batch_size,
@@ -152,7 +154,7 @@ def prune(
         pad=pad,
         force=force,
         dry_run=dry_run,
-        examples=None if eval is None else read_examples(eval),
+        examples=None if eval is None else read_examples(eval, text_column=text_column),
         shapes=_shapes(latency),
         seed=seed,
     )

@@ -38,6 +38,7 @@ def prune_curve(
     model: str | PathLike[str] | PreTrainedModel | None = None,
     data: Source | None = None,
     *,
+    text_column: str = "text",
     methods: Sequence[str] = METHODS,
     shares: Sequence[float] = SHARES,
     unit: str = "head",
@@ -84,7 +85,7 @@ def prune_curve(
         raise InputError(f"seeds is {seeds} and min_per_layer {min_per_layer}", "Each is 1 or more.")
     if not chosen or not shares or not all(0 < s < 1 for s in shares):
         raise InputError("a curve needs methods, and shares between 0 and 1")
-    examples = read_examples(data)
+    examples = read_examples(data, text_column=text_column)
     guide = Guide(
         method=next((m for m in chosen if m.needs_data), chosen[0]),
         unit=unit,
@@ -92,7 +93,7 @@ def prune_curve(
         repair=repair is not False,
         repair_mlp=repair_mlp,
         data=examples,
-        repair_data=examples if isinstance(repair, bool) else read_examples(repair),
+        repair_data=examples if isinstance(repair, bool) else read_examples(repair, text_column=text_column),
         repair_tokens=repair_tokens,
         max_length=max_length,
         batch_size=batch_size,
