@@ -84,9 +84,12 @@ class Processes:
         """A process' answer; one that is ready gets its partition, and the partition of one that has died goes back."""
         partition = process.partition
         assert partition is not None
+        said: Part | Failure | str | None
         try:
-            said: Part | Failure | str = process.pipe.recv()
+            said = process.pipe.recv()
         except (EOFError, OSError):
+            said = None
+        if said is None:
             code = self._remove(process)
             how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
             queue.lost(partition, how, _SCRIPT if code == 1 else _MEMORY)
