@@ -52,8 +52,8 @@ def _warnings(summary: Summary, job: Job, corpus: CorpusInfo, skipped: Skipped) 
         named = "; ".join(f"{where}: {reason}" for where, reason in summary.named)
         found.append(f"{summary.skipped:,} texts were left out: {named}{' …' * (summary.skipped > len(summary.named))}")
     if summary.truncated:
-        limit = "" if job.max_length is None else f" to {job.max_length} tokens"
-        found.append(f"{summary.truncated:,} of {summary.texts:,} texts cut{limit} (the longest has {summary.longest})")
+        cut = f"{summary.truncated:,} of {summary.texts:,} texts cut to {summary.limit} tokens"
+        found.append(f"{cut} (the longest has {summary.longest:,})")
     if summary.unknown:
         found.append(
             f"the tokenizer does not know half or more of {summary.unknown:,} of {summary.texts:,} texts: "

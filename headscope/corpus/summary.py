@@ -23,7 +23,7 @@ class Summary:
     Attributes:
         first: The number of the first partition in it; tells whose tokens are shown. -1 for none.
         texts, tokens, truncated: Texts that were measured, their tokens, and how many were cut.
-        longest: Tokens of the longest text before it was cut.
+        longest, limit: Tokens of the longest text before it was cut, and of what was kept of it; 0 if none was.
         unknown: Texts of which the tokenizer knows less than half; `known`: whether it knew anything of any text.
         skipped: Texts of which the tokenizer makes nothing; `named`: the first of them, where and why.
         first_tokens: Labels of the first text's tokens.
@@ -38,6 +38,7 @@ class Summary:
     tokens: int = 0
     truncated: int = 0
     longest: int = 0
+    limit: int = 0
     unknown: int = 0
     known: bool = False
     skipped: int = 0
@@ -59,6 +60,7 @@ class Summary:
             tokens=a.tokens + b.tokens,
             truncated=a.truncated + b.truncated,
             longest=max(a.longest, b.longest),
+            limit=max(a.limit, b.limit),
             unknown=a.unknown + b.unknown,
             known=a.known or b.known,
             skipped=a.skipped + b.skipped,

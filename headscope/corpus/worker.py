@@ -128,6 +128,7 @@ class Worker:
             tokens=prepared.tokens,
             truncated=prepared.truncated,
             longest=max(len(one.sequence) for _, one in kept),
+            limit=max(max(_tokens(b)) for b in prepared.batches) if prepared.truncated else 0,
             unknown=sum(one.mostly_unknown for _, one in kept),
             known=any(one.unknown < one.words or not one.words for _, one in kept),
             skipped=skipped,
