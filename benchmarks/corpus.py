@@ -1,7 +1,7 @@
 """Throughput over a corpus against a bare forward loop, and memory from 1,000 to 100,000 texts.
 
     python benchmarks/corpus.py [--model packaged|smollm2|DIRECTORY] [--texts 400] [--rounds 3]
-    python benchmarks/corpus.py --memory
+    python benchmarks/corpus.py memory
 
 Throughput: texts of mixed lengths (log-uniform from 8 to 512 tokens, cut from Python's help texts), in rounds. Each runs
 a bare loop (tokenizer, texts sorted by length, 32 a batch, the model with sdpa attention and nothing kept), then
@@ -118,15 +118,15 @@ def measure(folder: str, data: str) -> None:
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("throughput", "memory"), default="throughput")
     parser.add_argument("--model", default="packaged")
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         measure(*options.measure)
-    elif options.memory:
+    elif options.what == "memory":
         memory()
     else:
         throughput(options.model, options.texts, options.rounds)
