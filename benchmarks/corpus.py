@@ -3,7 +3,7 @@
     python benchmarks/corpus.py [--model packaged|smollm2|DIRECTORY] [--texts 400] [--rounds 3]
     python benchmarks/corpus.py memory
 
-Throughput: texts of mixed lengths (log-uniform from 8 to 512 tokens, cut from Python's help texts), in rounds. Each runs
+Throughput: texts of mixed lengths (log-uniform from 8 to 512 tokens, cut from Python help texts), in rounds. Each runs
 a bare loop (tokenizer, texts sorted by length, 32 a batch, the model with sdpa attention and nothing kept), then
 `analyze_corpus` on the same texts in the same process. The ratio is the median over rounds; the goal is 0.8 or more.
 

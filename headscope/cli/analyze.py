@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -121,7 +122,7 @@ def analyze(
         sink = Sink(output, force)
         sink.check()
         _check_pictures(heatmaps, weights, force)
-        _check_apart(output, weights)
+        _check_apart(output, {"--weights": weights, "--per-text": per_text})
         chosen = _chosen_format(output, format)
         parse_selection("layer", layer)
         parse_selection("head", head)
@@ -192,10 +193,11 @@ def _check_pictures(heatmaps: Path | None, weights: Path | None, force: bool) ->
     check_directory(heatmaps if heatmaps.is_dir() else heatmaps.parent)
 
 
-def _check_apart(output: Path | None, weights: Path | None) -> None:
+def _check_apart(output: Path | None, others: Mapping[str, Path | None]) -> None:
     """Refuse one file for two results: the second would take the first one's place."""
-    if output is not None and weights is not None and output.absolute() == weights.absolute():
-        raise InputError(f"--output and --weights both name {output}", "name two files")
+    for name, other in others.items():
+        if output is not None and other is not None and output.absolute() == other.absolute():
+            raise InputError(f"--output and {name} both name {output}", "name two files")
 
 
 def _seed_everything(seed: int) -> None:

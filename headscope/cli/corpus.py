@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -132,6 +133,8 @@ def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: boo
     """
     folder = arguments["checkpoint"] or _folder(data, str(arguments["model"]), output)
     writable = _writable(folder)
+    if not writable and arguments["checkpoint"]:
+        raise InputError(f"cannot keep a checkpoint in {folder}", "--checkpoint takes a directory that can be written")
     if not writable and arguments["resume"]:
         raise InputError(f"there is nothing to resume in {folder}", "give --checkpoint, the directory of that run")
     # What is not given has its default in `analyze_corpus`.
@@ -147,7 +150,8 @@ def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: boo
 
 
 def _folder(data: str, model: str, output: Path | None) -> Path:
-    if output is not None:
+    # Not beside a device or a pipe.
+    if output is not None and (output.is_file() or not output.exists()):
         return output.with_name(f".{output.name[:200]}.parts")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = str(Path(data).resolve()) if Path(data).exists() else data
@@ -156,11 +160,16 @@ def _folder(data: str, model: str, output: Path | None) -> Path:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether it is there or can be made; what was made for the question goes again."""
+    """Whether files can be made in it; it may have to be made itself."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
-    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    try:
+        # Tried, since permissions alone lie.
+        with TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False
 
 
 # ------------------------------------------------------------------ progress

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import zipfile
 from pathlib import Path
 
 from headscope.corpus.fingerprint import Identity, differences, fingerprint
@@ -41,7 +40,8 @@ class Checkpoint:
             self._refuse_others(folder)
         if not resume:
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._finished = {int(found[1]): path for path, found in self._parts()}
+        # What could not be thrown away (behind a link, say) is not taken either.
+        self._finished = {int(found[1]): path for path, found in self._parts()} if resume else {}
 
     def _is_ours(self) -> bool:
         return (self.folder / _MANIFEST).is_file()
@@ -81,7 +81,7 @@ class Checkpoint:
             return None
         try:
             part = from_bytes(path.read_bytes())
-        except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile):
+        except Exception:  # whatever is in the file, it is no part: its texts are measured again
             return None
         if part.digest != partition.digest:
             raise self._changed(partition.records[0].where)

@@ -95,7 +95,7 @@ def analyze_corpus(
         layer, head, stack, rules, metrics, engine, max_length, strict_length, words, exclude_special: As for `analyze`.
         decoder_text: For encoder-decoders, what the decoder reads beside every text; generated greedily if not given.
         batch_size: Texts a forward pass at most; chosen by length if not given.
-        maps: Keep the first text's attention matrices, as for `analyze`.
+        maps: Keep the first measured text's attention matrices, as for `analyze`.
         per_text: A `.parquet` file to write each text's values to, a row a text and head. `force` overwrites it.
         runner: `local`, or `ray` for the actors of a cluster.
         workers: Processes, or actors.
@@ -148,13 +148,14 @@ def analyze_corpus(
             "sample": sample,
         }
         read |= {"until": until, "partition": list(partition)}
-        kept = Checkpoint(Path(checkpoint), identity(job, None if loaded is None else loaded.model, read), resume)
+        kept = Checkpoint(Path(checkpoint), identity(job, loaded, read), resume)
     with nullcontext() if per_text is None else PerText(Path(per_text), force) as table:
         total = Total(lambda found: until is not None and narrow(found, job, until), Watch(report, texts.share, table))
         run(partitions(texts.records(), *partition), at_work, kept, total)
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
         result = analysis_of(total.summary, job, info, texts.skipped)
-        if maps and texts.first is not None:
+        if maps:
+            first = texts.numbered(total.summary.first_text)
             told: dict[str, Any] = {
                 "tokenizer": tokenizer,
                 "layer": layer,
@@ -163,7 +164,7 @@ def analyze_corpus(
                 "rules": rules,
             }
             told |= {"engine": engine, "decoder_texts": decoder_text, "maps": maps}
-            result = replace(result, maps=analyze(model, texts.first.text, **told, **shared, **job.loading).maps)
+            result = replace(result, maps=analyze(model, first, **told, **shared, **job.loading).maps)
         if table is not None:
             table.finish()
     if kept is not None:

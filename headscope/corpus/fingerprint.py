@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from headscope.corpus.job import Job
-from headscope.models.loading import resolve
+from headscope.models.loading import LoadedModel, resolve
 from headscope.models.versions import versions
 
 Identity = Mapping[str, Any]
@@ -23,20 +23,24 @@ Identity = Mapping[str, Any]
 _SAMPLE = 64
 
 
-def identity(job: Job, model: PreTrainedModel | None, data: Mapping[str, Any]) -> Identity:
+def identity(job: Job, loaded: LoadedModel | None, data: Mapping[str, Any]) -> Identity:
     """Everything that changes numbers: the model and its files, the data, and how it is measured.
 
     Args:
-        model: A model in memory; None for the job's, by name.
+        loaded: A model or tokenizer in memory; None for the job's, by name.
         data: How the corpus is read and in which order; its texts are compared partition by partition.
     """
     measured = asdict(job)
     for name in ("model", "threads"):
         measured.pop(name)
-    weights = _files(job) if model is None else {"weights": _weights(model)}
+    model = _files(job) if loaded is None else _held(loaded)
     # Through JSON, so that what was read from a file compares equal.
+    tokenizer = {} if job.tokenizer is None else _facts(Path(job.tokenizer).expanduser())
     found: Identity = json.loads(
-        json.dumps({"versions": versions(), "model": weights, "data": dict(data), **measured}, default=str)
+        json.dumps(
+            {"versions": versions(), "tokenizer_files": tokenizer, "model": model, "data": dict(data), **measured},
+            default=str,
+        )
     )
     return found
 
@@ -64,10 +68,31 @@ def _files(job: Job) -> dict[str, Any]:
     name, source = resolve(job.model, job.loading.get("revision"))
     if not source.local:
         return {"name": name, "revision": source.revision}
-    files = [path for path in sorted(Path(source.path).iterdir()) if path.is_file()]
+    return {"name": str(Path(source.path).resolve()), "file": source.gguf_file, "files": _facts(Path(source.path))}
+
+
+def _facts(directory: Path) -> dict[str, list[int]]:
+    """Size and time of change of a directory's files; none where there is no directory."""
+    if not directory.is_dir():
+        return {}
+    files = [path for path in sorted(directory.iterdir()) if path.is_file()]
     # A cache on the hub's side keeps files behind links: what they lead to counts.
-    facts = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
-    return {"name": str(Path(source.path).resolve()), "file": source.gguf_file, "files": facts}
+    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+
+
+def _held(loaded: LoadedModel) -> dict[str, str]:
+    return {"weights": _weights(loaded.model), "tokens": _tokens(loaded.tokenizer)}
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """A tokenizer's vocabulary, and the steps of a fast one."""
+    if tokenizer is None:
+        return ""
+    digest = hashlib.blake2b(type(tokenizer).__name__.encode(), digest_size=16)
+    digest.update(json.dumps([tokenizer.get_vocab(), tokenizer.special_tokens_map], sort_keys=True).encode())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update(b"" if backend is None else backend.to_str().encode())
+    return digest.hexdigest()
 
 
 def _weights(model: PreTrainedModel) -> str:

@@ -19,7 +19,8 @@ class PerText:
         force: Overwrite a file that is there.
 
     Raises:
-        InputError: Another suffix, the file exists, its directory does not, or pyarrow is not installed.
+        InputError: Another suffix, the file exists, its directory does not or takes no file, or pyarrow is not
+            installed.
     """
 
     def __init__(self, path: Path, force: bool) -> None:
@@ -27,8 +28,10 @@ class PerText:
             raise InputError(f"values of each text go to a .parquet file, not {path.name!r}", "name a .parquet file")
         if path.is_dir() or (path.exists() and not force):
             raise InputError(f"{path} exists", "use --force to overwrite it, or another name")
-        if not path.parent.is_dir():
-            raise InputError(f"no such directory: {path.parent}", "create it first")
+        # A link stays, and what it leads to is replaced.
+        self._path = Path(os.path.realpath(path))
+        if not self._path.parent.is_dir():
+            raise InputError(f"no such directory: {self._path.parent}", "create it first")
         try:
             import pyarrow
             import pyarrow.parquet
@@ -37,9 +40,14 @@ class PerText:
                 "values of each text go to a Parquet file, which needs pyarrow", 'pip install "headscope[parquet]"'
             ) from error
         self._arrow: Any = pyarrow
-        self._path = path
-        self._unfinished = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+        self._unfinished = self._path.with_name(f".{self._path.name[:200]}.{os.getpid()}.part")
         self._writer: Any = None
+        try:
+            self._unfinished.touch()
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self._path.parent}: {error.strerror}", "check its permissions or write elsewhere"
+            ) from error
 
     def add(self, table: Table | None) -> None:
         """Append rows."""

@@ -50,7 +50,8 @@ def _warnings(summary: Summary, job: Job, corpus: CorpusInfo, skipped: Skipped) 
     found = [*skipped.lines()]
     if summary.skipped:
         named = "; ".join(f"{where}: {reason}" for where, reason in summary.named)
-        found.append(f"{summary.skipped:,} texts were left out: {named}{' …' * (summary.skipped > len(summary.named))}")
+        texts = "1 text was" if summary.skipped == 1 else f"{summary.skipped:,} texts were"
+        found.append(f"{texts} left out: {named}{' …' * (summary.skipped > len(summary.named))}")
     if summary.truncated:
         cut = f"{summary.truncated:,} of {summary.texts:,} texts cut to {summary.limit} tokens"
         found.append(f"{cut} (the longest has {summary.longest:,})")

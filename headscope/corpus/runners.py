@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from headscope.corpus.job import Job
@@ -47,10 +50,24 @@ class Here:
         worker: Worker | None = None
         for partition in partitions:
             worker = worker or Worker(self.job, self.loaded)
-            yield worker.measure(partition)
+            with _generators_kept():
+                part = worker.measure(partition)
+            yield part
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """A worker seeds the random generators of its process; here, they are the user's."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def runner_for(job: Job, loaded: LoadedModel | None, runner: str, workers: int, ray_address: str | None) -> Runner:

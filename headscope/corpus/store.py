@@ -18,7 +18,7 @@ from headscope.heads.sums import LayerSums
 from headscope.results import ModelInfo, Stack
 
 _META, _TABLE = "meta", "table"
-_PLAIN = ("first", "texts", "tokens", "truncated", "longest", "limit", "unknown", "known", "skipped")
+_PLAIN = ("first", "texts", "tokens", "truncated", "longest", "limit", "unknown", "known", "skipped", "first_text")
 _TUPLES = ("first_tokens", "engines", "warnings")
 
 

@@ -26,7 +26,8 @@ class Summary:
         longest, limit: Tokens of the longest text before it was cut, and of what was kept of it; 0 if none was.
         unknown: Texts of which the tokenizer knows less than half; `known`: whether it knew anything of any text.
         skipped: Texts of which the tokenizer makes nothing; `named`: the first of them, where and why.
-        first_tokens: Labels of the first text's tokens.
+        first_text: The number in the corpus of the first text that was measured; -1 for none.
+        first_tokens: Labels of that text's tokens.
         model: None before anything was measured.
         engines: The engines that ran.
         facts, sums: By layer, in the model's order.
@@ -43,6 +44,7 @@ class Summary:
     known: bool = False
     skipped: int = 0
     named: tuple[tuple[str, str], ...] = ()
+    first_text: int = -1
     first_tokens: tuple[str, ...] = ()
     model: ModelInfo | None = None
     engines: tuple[str, ...] = ()
@@ -65,6 +67,7 @@ class Summary:
             known=a.known or b.known,
             skipped=a.skipped + b.skipped,
             named=(a.named + b.named)[:MOST_NAMED],
+            first_text=a.first_text if a.first_text >= 0 else b.first_text,
             first_tokens=a.first_tokens or b.first_tokens,
             model=_larger(a.model, b.model),
             engines=tuple(sorted({*a.engines, *b.engines})),

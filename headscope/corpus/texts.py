@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from headscope.errors import InputError
 from headscope.reading import Corpus, Record, Skipped
 from headscope.reading.order import sample, shuffled
 
@@ -15,7 +16,6 @@ class Texts:
 
     Attributes:
         skipped: What could not be read.
-        first: The first text, once there is one.
     """
 
     corpus: Corpus
@@ -23,20 +23,25 @@ class Texts:
     until: float | None
     seed: int
     skipped: Skipped = field(default_factory=Skipped)
-    first: Record | None = None
 
     def records(self) -> Iterator[Record]:
         """In the corpus' order, or drawn at random."""
-        for record in self._chosen():
-            self.first = self.first or record
-            yield record
-
-    def _chosen(self) -> Iterator[Record]:
         if self.until is not None:
             return shuffled(self.corpus, self.seed, self.sample, skipped=self.skipped)
         if self.sample is not None:
             return sample(self.corpus, self.sample, self.seed, self.skipped)
         return self.corpus.records(self.skipped)
+
+    def numbered(self, number: int) -> str:
+        """The text with a number, read once more.
+
+        Raises:
+            InputError: It is not there any more.
+        """
+        found = next((r.text for r in self.corpus.records() if r.number == number), None)
+        if found is None:
+            raise InputError(f"{self.corpus.name} has changed while it was read", "run it again")
+        return found
 
     def share(self) -> float | None:
         """How much of the corpus is read; not known where texts are drawn from all of it."""

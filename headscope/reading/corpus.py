@@ -113,6 +113,8 @@ def _sources(data: Data, columns: Columns, split: str | None) -> tuple[str, Sequ
     if not isinstance(data, str | Path):
         _no_split(split, "texts in memory")
         return "the given texts", [ExamplesSource(data, columns)]
+    if not str(data).strip():
+        raise InputError("the corpus has an empty name", "give a file, a directory (. is this one), or - for a pipe")
     if str(data) == "-":
         _no_split(split, "standard input")
         return "standard input", [stdin_source(columns)]

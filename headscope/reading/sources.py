@@ -128,10 +128,10 @@ def file_source(path: Path, columns: Columns) -> FileSource:
         size = path.stat().st_size
     except OSError as error:
         raise cannot_read(str(path), error) from error
-    if found is None:
-        raise InputError(f"cannot read {path}: unknown suffix {path.suffix!r}", f"known ones are {suffixes_said()}")
     if not path.is_file():
         raise InputError(f"cannot read {path}: it is no file", "give a file, a directory, a pattern, or - for a pipe")
+    if found is None:
+        raise InputError(f"cannot read {path}: unknown suffix {path.suffix!r}", f"known ones are {suffixes_said()}")
     return FileSource(str(path), partial(_open, path), size, found, columns, is_gzip(path))
 
 
