@@ -174,7 +174,7 @@ def test_what_differs_is_refused_and_named(
     assert refused("--rules", "calibrated", "--words").endswith("differs from this one in: rules, words")
     assert refused(model="other").endswith("differs from this one in: model")
     samples.write(place / "others.jsonl", samples.texts(NUMBER, longest=8))
-    assert refused(data="others.jsonl").endswith("differs from this one in: name")
+    assert refused(data="others.jsonl").endswith("differs from this one in: data")
     data = place / "many.jsonl"
     lines = data.read_text("utf-8").splitlines(keepends=True)
     try:

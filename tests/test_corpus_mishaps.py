@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from fixtures.families import FAMILIES
 from fixtures.tokenizers import build_tokenizer
 from headscope.cli import corpus
 from headscope.cli.main import main
+from headscope.corpus.checkpoint import Checkpoint
 from headscope.corpus.fingerprint import identity
 from headscope.corpus.job import Job
 from headscope.corpus.worker import Worker
@@ -133,6 +135,44 @@ def test_another_tokenizer_is_another_run(bert: tuple[Any, Any], monkeypatch: py
     before = identity(named, None, {})
     other.save_pretrained("words")
     assert identity(named, None, {}) != before
+
+
+def test_a_refusal_names_options(bert: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = broken_off(bert, monkeypatch)[0].parent
+    with pytest.raises(InputError, match=r"in: data, layer, metrics$"):
+        headscope.analyze_corpus(
+            bert[0],
+            "texts.txt",
+            tokenizer=bert[1],
+            partition=SMALL,
+            checkpoint="kept",
+            resume=True,
+            layer=1,
+            metrics="all",
+        )
+    folder = folder.rename(folder.with_name("other"))
+    manifest = folder / "run.json"
+    written = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(written | {"versions": written["versions"] | {"headscope": "0.0.1"}}))
+    with pytest.raises(InputError, match=r"in: version of headscope$"):
+        measured(bert, checkpoint="kept", resume=True)
+    manifest.write_text("[]")
+    measured(bert, checkpoint="kept", resume=True)
+
+
+def test_a_full_disk_says_that_the_run_can_go_on(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Checkpoint.save
+
+    def full(self: Checkpoint, part: Any) -> None:
+        save(self, part)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Checkpoint, "save", full)
+    code, out, err = run(capsys, *f"analyze -m {model} --data texts.txt -f json --checkpoint kept".split())
+    assert (code, out) == (4, "") and "note: what is finished is kept" in err and "No space left" in err
+    assert len(list(Path("kept").glob("*/*.npz"))) == 1
 
 
 # ------------------------------------------------------------------ places

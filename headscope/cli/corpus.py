@@ -17,7 +17,7 @@ import typer
 import headscope
 from headscope.cli.errors import say
 from headscope.cli.progress import progress
-from headscope.errors import InputError
+from headscope.errors import InputError, ResourceError
 
 if TYPE_CHECKING:
     from headscope.corpus.progress import Progress
@@ -143,7 +143,7 @@ def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: boo
     try:
         with progress(None, quiet, debug), _shown(quiet) as report:
             return headscope.analyze_corpus(data=data, report=report, **given)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError, ResourceError):
         if writable and folder.is_dir():
             say("note", "what is finished is kept: the same command with --resume goes on")
         raise

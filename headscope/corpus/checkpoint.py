@@ -54,6 +54,8 @@ class Checkpoint:
             other = json.loads(others[-1].read_text("utf-8"))
         except (OSError, ValueError):
             return
+        if not isinstance(other, dict):
+            return
         raise InputError(
             f"the run to resume differs from this one in: {', '.join(differences(other, self.identity))}",
             "give the same model, data and options, or leave --resume out to start anew",

@@ -19,6 +19,11 @@ from headscope.models.versions import versions
 Identity = Mapping[str, Any]
 """JSON values by name."""
 
+# Several options each, and what is called otherwise than its option.
+_GROUPS = ("versions", "data", "loading")
+_CALLED = {"names": "metrics", "tokenizer_files": "tokenizer", "name": "data", "headscope": "version of headscope"}
+_CALLED |= {"transformers": "version of transformers", "torch": "version of torch", "python": "version of python"}
+
 # Values of each weight that tell a model in memory from others.
 _SAMPLE = 64
 
@@ -51,16 +56,17 @@ def fingerprint(identity: Identity) -> str:
 
 
 def differences(a: Identity, b: Identity) -> list[str]:
-    """The names of what differs."""
-    return list(_differences(a, b, ""))
+    """What differs, by the names of options."""
+    return list(dict.fromkeys(_differences(a, b)))
 
 
-def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
-    if isinstance(a, Mapping) and isinstance(b, Mapping) and name not in ("model", "rules"):
-        for key in dict.fromkeys((*a, *b)):
-            yield from _differences(a.get(key), b.get(key), str(key))
-    elif a != b:
-        yield name
+def _differences(a: Identity, b: Identity) -> Iterator[str]:
+    for key in dict.fromkeys((*a, *b)):
+        one, other = a.get(key), b.get(key)
+        if key in _GROUPS and isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other)
+        elif one != other:
+            yield _CALLED.get(key, key)
 
 
 def _files(job: Job) -> dict[str, Any]:
