@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,20 @@ def test_the_callers_random_numbers_go_on_as_before(bert: tuple[Any, Any]) -> No
     seed()
     measured(bert)
     assert drawn() == expected
+
+
+def test_parts_with_values_of_each_text_are_small(bert: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places and labels repeat in every row."""
+    path = broken_off(bert, monkeypatch, per_text="each.parquet", partition=(40, 300))[0]
+    with zipfile.ZipFile(path) as archive:
+        where = archive.getinfo("table/where.npy")
+    assert where.compress_size < where.file_size / 10
+
+
+def test_heads_stay_whole_numbers_where_a_layer_has_none_of_them() -> None:
+    model, tokenizer = build_family("bert"), build_tokenizer(FAMILIES["bert"].tokenizer)
+    headscope.prune_heads(model, {0: [3]})
+    headscope.analyze_corpus(model, TEXTS[:2], tokenizer=tokenizer, head=3, per_text="each.parquet")
+    table = pyarrow.parquet.read_table("each.parquet")
+    assert str(table.schema.field("head").type) == "int64"
+    assert table["layer"].to_pylist() == [1, 2] * 2

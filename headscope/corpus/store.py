@@ -41,7 +41,8 @@ def to_bytes(part: Part) -> bytes:
     }
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     out = io.BytesIO()
-    np.savez(out, allow_pickle=False, **arrays)
+    # Compressed, since the rows of texts repeat their places.
+    np.savez_compressed(out, allow_pickle=False, **arrays)
     return out.getvalue()
 
 

@@ -42,7 +42,7 @@ def table_of(
                 "tokens": _rows(list(tokens), shape),
                 "stack": np.full(shape, fact.stack),
                 "layer": np.full(shape, fact.layer),
-                "head": np.broadcast_to(np.array(heads), shape),
+                "head": np.broadcast_to(np.array(heads, dtype=np.int64), shape),
                 "pattern": labels[job.rules.label_many(found)],
                 **{name: found.get(name, np.full(shape, np.nan)) for name in job.shown},
             }
