@@ -7,6 +7,7 @@ import errno
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -172,6 +173,16 @@ def test_the_map_shows_each_head_once() -> None:
     grid = metric_grid(by_stack(result)["cross"], 6, "sink")
     assert np.isfinite(grid).sum(1).tolist() == [2, 4, 6]
     assert grid[1, 3] == result.head(1, 3, "cross").metrics["sink"]
+
+
+def test_the_map_marks_labels_that_are_not_stable() -> None:
+    heads = [replace(head, stability=0.5 if head.head else 1.0) for head in model_heads(1, 3)]
+    for some, marks in ((heads, ["*" if head.head else "" for head in heads]), (heads[:1], [""])):
+        with figure_style():
+            figure = map_figure(analysis(some))
+        assert [text.get_text()[-1:] == "*" for text in figure.axes[0].texts] == [mark == "*" for mark in marks]
+        title = figure.legends[0].get_title().get_text()
+        assert ("not stable" in title) == ("*" in marks)
 
 
 def test_an_unknown_metric_names_those_measured() -> None:

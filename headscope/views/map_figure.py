@@ -15,8 +15,8 @@ from headscope.errors import InputError
 from headscope.results import Analysis, HeadRecord
 from headscope.views.figure_base import COLOR_MAP, add_title, place, place_bar
 from headscope.views.figure_text import drawable, tick_step
-from headscope.views.labels import LabelStyle, cell_letters, labels_shown
-from headscope.views.sections import Layers, by_stack, metric_names
+from headscope.views.labels import LabelStyle, cell_letters, labels_shown, marked
+from headscope.views.sections import Layers, by_stack, metric_names, unstable
 
 _CELL_INCHES = 0.23
 _GAP_INCHES = 0.8
@@ -95,7 +95,8 @@ def _label_panel(axes: Axes, layers: Layers, width: int, styles: Mapping[str, La
     for row, records in enumerate(layers.values()):
         for record in records:
             grid[row, record.head] = numbers[record.pattern]
-            _write(axes, record.head, row, cell_letters(record, styles), styles[record.pattern].ink)
+            letters = marked(cell_letters(record, styles), record)
+            _write(axes, record.head, row, letters, styles[record.pattern].ink)
     colors = ListedColormap([style.fill for style in styles.values()])
     axes.imshow(grid, cmap=colors, vmin=-0.5, vmax=len(styles) - 0.5, aspect="auto", interpolation="nearest")
     _axes(axes, layers, width)
@@ -148,7 +149,9 @@ def _legend(figure: Figure, analysis: Analysis, styles: Mapping[str, LabelStyle]
         Patch(facecolor=style.fill, edgecolor="#555555", linewidth=0.5, label=f"{style.letter}  {drawable(label)}")
         for label, style in styles.items()
     ]
-    rests = any(record.rest_pattern is not None for record in analysis.heads)
+    notes = ["small letter: what a sink does with the rest of its attention"]
+    notes = notes if any(record.rest_pattern is not None for record in analysis.heads) else []
+    notes += ["* not stable: many texts give another label"] if any(map(unstable, analysis.heads)) else []
     width, height = figure.get_size_inches()
     legend = figure.legend(
         handles=handles,
@@ -158,7 +161,7 @@ def _legend(figure: Figure, analysis: Analysis, styles: Mapping[str, LabelStyle]
         ncols=max(1, min(int(width / 1.2), len(handles))),
         fontsize=7,
         frameon=False,
-        title="small letter: what a sink does with the rest of its attention" if rests else None,
+        title="\n".join(notes) or None,
         title_fontsize=6.5,
         alignment="left",
     )
