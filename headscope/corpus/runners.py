@@ -63,7 +63,7 @@ def _generators_kept() -> Iterator[None]:
     """A worker seeds the random generators of its process; here, they are the user's."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([*range(torch.cuda.device_count())] if torch.cuda.is_initialized() else []):
             yield
     finally:
         random.setstate(python)
