@@ -62,8 +62,9 @@ class Here:
 def _generators_kept() -> Iterator[None]:
     """A worker seeds the random generators of its process; here, they are the user's."""
     python, numpy = random.getstate(), np.random.get_state()
+    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     try:
-        with torch.random.fork_rng([*range(torch.cuda.device_count())] if torch.cuda.is_initialized() else []):
+        with torch.random.fork_rng([*range(gpus)]):
             yield
     finally:
         random.setstate(python)
