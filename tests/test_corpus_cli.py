@@ -198,3 +198,30 @@ def test_an_interrupt_keeps_what_is_finished(
     assert run(capsys, "analyze", "-m", model, "--data", "many.jsonl", "-o", "whole.json")[0] == 0
     assert Path("out.json").read_bytes() == Path("whole.json").read_bytes()
     assert sorted(p.name for p in Path().iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_result_that_cannot_be_written_is_not_lost(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from headscope.corpus.worker import Worker
+
+    measure, calls = Worker.measure, []
+
+    def meanwhile(self: Worker, partition: Any) -> Any:
+        calls.append(partition.number)
+        Path("out.json").write_text("somebody else's")
+        return measure(self, partition)
+
+    command = ("analyze", "-m", model, "--data", "texts.jsonl", "-o", "out.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "measure", meanwhile)
+        code, _, err = run(capsys, *command)
+        assert code == 2 and "out.json exists" in err and "--resume goes on" in err
+        assert Path("out.json").read_text() == "somebody else's"
+        Path("out.json").unlink()
+        assert run(capsys, *command, "--resume")[0] == 0
+    assert calls == [0] and json.loads(Path("out.json").read_text())["inputs"]["texts"] == len(TEXTS)
+    assert not [p for p in Path().iterdir() if p.name.startswith(".")]
+
+
+def test_a_sample_of_more_than_there_is(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = analyzed(capsys, model, "--data", "texts.jsonl", "--sample", "99")
+    assert any("21 texts, fewer than a sample of 99" in warning for warning in found["warnings"])

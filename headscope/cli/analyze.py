@@ -160,17 +160,21 @@ def analyze(
             "device_map": device_map,
             "trust_remote_code": trust_remote_code,
         }
+
+        def write(analysis: Analysis) -> None:
+            _tell(analysis, quiet)
+            _write_pictures(analysis, heatmaps, weights, force)
+            _write(analysis, chosen, sink)
+
         if data is not None:
             given = {"decoder_text": corpus.decoder_text(decoder_text), "seed": seed, "force": force}
-            analysis = corpus.run(data, shared | of_corpus | given, output, quiet, debug)
+            corpus.run(data, shared | of_corpus | given, output, write, quiet, debug)
         else:
             found = inputs.given(text, file, ids, decoder_text, image, audio)
             with progress("loading the model and measuring …", quiet, debug):
                 _seed_everything(seed)
                 analysis = headscope.analyze(**found, **shared)
-        _tell(analysis, quiet)
-        _write_pictures(analysis, heatmaps, weights, force)
-        _write(analysis, chosen, sink)
+            write(analysis)
 
 
 def _chosen_format(output: Path | None, format: str | None) -> str:

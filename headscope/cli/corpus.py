@@ -17,7 +17,7 @@ import typer
 import headscope
 from headscope.cli.errors import say
 from headscope.cli.progress import progress
-from headscope.errors import InputError, ResourceError
+from headscope.errors import HeadscopeError, InputError, ResourceError
 
 if TYPE_CHECKING:
     from headscope.corpus.progress import Progress
@@ -125,11 +125,19 @@ def decoder_text(texts: list[str] | None) -> str | None:
     return texts[0] if texts else None
 
 
-def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: bool, debug: bool) -> Analysis:
-    """Measure a corpus, with its progress on standard error; what is finished is kept for --resume.
+def run(
+    data: str,
+    arguments: Mapping[str, Any],
+    output: Path | None,
+    write: Callable[[Analysis], None],
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Measure a corpus, with its progress on standard error; what is finished is kept for --resume until it is written.
 
     Args:
         arguments: More of `analyze_corpus`; None for what is not given.
+        write: Puts the result where it belongs.
     """
     folder = arguments["checkpoint"] or _folder(data, str(arguments["model"]), output)
     writable = _writable(folder)
@@ -140,11 +148,21 @@ def run(data: str, arguments: Mapping[str, Any], output: Path | None, quiet: boo
     # What is not given has its default in `analyze_corpus`.
     given = {name: value for name, value in arguments.items() if value is not None}
     given["checkpoint"] = folder if writable else None
+    measured = False
     try:
-        with progress(None, quiet, debug), _shown(quiet) as report:
-            return headscope.analyze_corpus(data=data, report=report, **given)
-    except (KeyboardInterrupt, OSError, ResourceError):
-        if writable and folder.is_dir():
+        with progress(None, quiet, debug), _shown(quiet) as (report, stop):
+
+            def at_last(result: Analysis) -> None:
+                nonlocal measured
+                measured = True
+                stop()
+                write(result)
+
+            headscope.analyze_corpus(data=data, report=report, write=at_last, **given)
+    except (KeyboardInterrupt, OSError, HeadscopeError) as error:
+        # Other errors of input are of the beginning, and speak of no run.
+        lost = measured or not isinstance(error, HeadscopeError) or isinstance(error, ResourceError)
+        if lost and writable and folder.is_dir():
             say("note", "what is finished is kept: the same command with --resume goes on")
         raise
 
@@ -174,17 +192,17 @@ def _writable(folder: Path) -> bool:
 
 # ------------------------------------------------------------------ progress
 @contextmanager
-def _shown(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """A line that changes on a terminal; elsewhere a line now and then."""
+def _shown(quiet: bool) -> Iterator[tuple[Callable[[Progress], None], Callable[[], None]]]:
+    """A line that changes on a terminal, and what ends it; elsewhere a line now and then."""
     if quiet:
-        yield lambda done: None
+        yield lambda done: None, lambda: None
     elif sys.stderr.isatty():
         from rich.console import Console
 
         with Console(file=sys.stderr).status("loading the model …") as status:
-            yield lambda done: status.update(_line(done))
+            yield lambda done: status.update(_line(done)), status.stop
     else:
-        yield _now_and_then()
+        yield _now_and_then(), lambda: None
 
 
 def _now_and_then() -> Callable[[Progress], None]:

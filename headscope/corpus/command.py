@@ -67,6 +67,7 @@ def analyze_corpus(
     resume: bool = False,
     partition: tuple[int, int] = (MOST_TEXTS, MOST_CHARACTERS),
     report: Callable[[Progress], None] = lambda progress: None,
+    write: Callable[[Analysis], None] = lambda result: None,
     revision: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
@@ -104,6 +105,7 @@ def analyze_corpus(
         resume: Go on with what `checkpoint` has of the same run.
         partition: Texts and characters that a worker takes at once, at most.
         report: Called after each partition.
+        write: Called with the result before what `checkpoint` has is thrown away; if it raises, nothing is lost.
         revision, device, dtype, device_map, trust_remote_code: As in transformers, for a model given by name.
 
     Raises:
@@ -165,6 +167,7 @@ def analyze_corpus(
             }
             told |= {"engine": engine, "decoder_texts": decoder_text, "maps": maps}
             result = replace(result, maps=analyze(model, first, **told, **shared, **job.loading).maps)
+        write(result)
         if table is not None:
             table.finish()
     if kept is not None:

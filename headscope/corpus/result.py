@@ -48,6 +48,10 @@ def analysis_of(summary: Summary, job: Job, corpus: CorpusInfo, skipped: Skipped
 
 def _warnings(summary: Summary, job: Job, corpus: CorpusInfo, skipped: Skipped) -> tuple[str, ...]:
     found = [*skipped.lines()]
+    if corpus.sample is not None and summary.texts + summary.skipped < corpus.sample and not corpus.reached:
+        found.append(
+            f"the corpus has {summary.texts + summary.skipped:,} texts, fewer than a sample of {corpus.sample:,}"
+        )
     if summary.skipped:
         named = "; ".join(f"{where}: {reason}" for where, reason in summary.named)
         texts = "1 text was" if summary.skipped == 1 else f"{summary.skipped:,} texts were"
