@@ -172,6 +172,16 @@ def test_circuits_hold_in_bfloat16(name):
 
 
 @pytest.mark.parametrize("name", BUILDERS)
+def test_layer_normalisation_has_nothing_to_do_before_each_layer(name):
+    circuit = build(name)
+    for ids in (repeated_ids(0), repeated_ids(1, distinct=False), text_ids(circuit)):
+        with torch.no_grad():
+            streams = circuit.model(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states[:-1]
+        for stream in streams:
+            assert (stream.abs() - 1).abs().max() < 1e-6 and stream.mean(dim=-1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(name, side):
     ids, blank = repeated_ids(0, 9).tolist(), [circuits.PAD_ID] * 5
