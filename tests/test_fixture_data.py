@@ -132,6 +132,43 @@ def test_core_dependents_are_nominals_and_clauses_have_verbs_or_copulas():
                 assert below & {"obj", "ccomp"}, where
 
 
+def test_words_stand_on_the_side_of_their_head_that_english_allows():
+    for relation in names("det aux aux:pass mark cc nummod nmod:poss compound"):
+        # A question word that is the predicate stands first: "Where have you been?"
+        pairs = [(token, head) for token, head in arcs(relation) if head["form"] != "Where"]
+        assert all(token["id"] < head["id"] for token, head in pairs), relation
+    for relation in names("iobj compound:prt xcomp nmod"):
+        assert all(token["id"] > head["id"] for token, head in arcs(relation)), relation
+
+
+def test_dependents_of_nouns_have_nouns_as_heads_and_others_have_not():
+    for relation in names("det amod nummod nmod nmod:poss compound appos acl acl:relcl"):
+        for token, head in arcs(relation):
+            assert head["upos"] in NOMINAL, (relation, token["form"], head["form"])
+    for relation in names("obj iobj xcomp compound:prt aux:pass"):
+        for token, head in arcs(relation):
+            assert head["upos"] in ({"VERB", "ADJ"} if relation == "xcomp" else {"VERB"}), (relation, token["form"])
+    for token, head in arcs("obl"):
+        assert head["upos"] in {"VERB", "ADJ", "ADV"}, (token["form"], head["form"])
+
+
+def test_marks_cases_and_clauses_agree():
+    for sentence in SENTENCES:
+        for token in sentence:
+            below = {child["deprel"] for child in children(sentence, token)}
+            where = (token["form"], sentence.metadata["text"])
+            if token["deprel"] == "nmod":
+                assert "case" in below, where
+            if token["deprel"] in {"ccomp", "csubj:pass", "acl:relcl"}:
+                assert below & {"nsubj", "nsubj:pass", "expl"}, where
+            if token["deprel"] == "xcomp":
+                assert not below & {"nsubj", "nsubj:pass", "cop"}, where
+            if "mark" in below:
+                assert token["deprel"] in {"advcl", "ccomp", "xcomp", "acl", "csubj", "csubj:pass"}, where
+            if {"aux", "cop", "nsubj"} & below:
+                assert token["deprel"] not in CORE_NOMINALS | {"amod", "compound"}, where
+
+
 def test_nothing_has_two_subjects_or_objects():
     for sentence in SENTENCES:
         for token in sentence:
