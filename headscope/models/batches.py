@@ -120,7 +120,12 @@ def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
 
 
 def group_by_length(
-    lengths: Sequence[int], batch_size: int | None = None, *, equal_only: bool = False, max_padding: float = 1.0
+    lengths: Sequence[int],
+    batch_size: int | None = None,
+    *,
+    equal_only: bool = False,
+    max_padding: float = 1.0,
+    max_tokens: int | None = None,
 ) -> list[tuple[int, ...]]:
     """Which examples share a batch: neighbours by length, so that little padding is computed.
 
@@ -129,12 +134,15 @@ def group_by_length(
         batch_size: Examples a batch at most; None bounds it by `MAX_TEXTS` and by `MAX_CELLS` attention weights a head.
         equal_only: Put only examples of the same length together, for models that take no mask.
         max_padding: The share of a batch that may be padding.
+        max_tokens: Without `batch_size`, bounds a batch instead of `MAX_TEXTS`, padding included.
     """
     groups: list[list[int]] = []
     real = 0
     for i in sorted(range(len(lengths)), key=lambda j: lengths[j]):
         size = len(groups[-1]) + 1 if groups else 0
-        most = batch_size or min(MAX_TEXTS, max(1, MAX_CELLS // max(1, lengths[i]) ** 2))
+        length = max(1, lengths[i])
+        few = MAX_TEXTS if max_tokens is None else max_tokens // length
+        most = batch_size or max(1, min(few, MAX_CELLS // length**2))
         cells = size * lengths[i]
         fits = cells - real - lengths[i] <= (0 if equal_only else max_padding * cells)
         if groups and size <= most and fits:

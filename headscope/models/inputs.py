@@ -114,18 +114,21 @@ def from_sequences(
     strict_length: bool = False,
     batch_size: int | None = None,
     max_padding: float = 1.0,
+    max_tokens: int | None = None,
 ) -> Prepared:
     """Batches of tokenized texts, as `prepare` makes them; nothing is said of texts that are cut.
 
     Args:
-        max_padding: The share of a batch that may be padding.
+        max_padding, max_tokens: As for `group_by_length`.
     """
     warnings: list[str] = []
     sequences, truncated = _limited(loaded, sequences, max_length, strict_length)
     decoder, read, more = _given(loaded, decoder_texts, len(sequences))
     warnings += more
     masked = takes(loaded.model, "attention_mask")
-    groups = group_by_length([len(s) for s in sequences], batch_size, equal_only=not masked, max_padding=max_padding)
+    groups = group_by_length(
+        [len(s) for s in sequences], batch_size, equal_only=not masked, max_padding=max_padding, max_tokens=max_tokens
+    )
     batches = []
     for group in groups:
         rows = [sequences[i] for i in group]
