@@ -239,6 +239,7 @@ BAD = {
         "a curve and steps": ("--curve a.png --data texts.txt --steps 2", "--steps is for pruning"),
         "a curve and a model": ("--curve a.png --data texts.txt --output out", "--output is for pruning"),
         "a curve by magic": ("--curve a.png --data texts.txt --curve-methods random,magic", "'magic'"),
+        "a curve by nothing": ("--curve a.png --data texts.txt --curve-methods ,", "--curve-methods names none"),
         "a picture that exists": ("--curve old.png --data texts.txt", "old.png exists"),
         "numbers that exist": ("--curve half.png --data texts.txt", "half.csv exists"),
     },

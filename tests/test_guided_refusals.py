@@ -102,6 +102,21 @@ def test_a_curve_of_a_model_that_cannot_be_refitted_has_no_repair(family_dir) ->
     assert any("without a repair: several layers run" in line for line in curve.warnings)
 
 
+def test_a_model_that_cannot_be_refitted_is_refused_before_it_is_scored(family_dir) -> None:
+    lines: list[str] = []
+    with pytest.raises(ModelError, match="several layers run"):
+        headscope.prune(
+            family_dir("albert"),
+            method="surgeon",
+            data=texts(120),
+            drop=0.3,
+            repair=True,
+            latency=False,
+            report=lines.append,
+        )
+    assert not lines
+
+
 # ------------------------------------------------------------------ who gets which texts
 def pieces(words: list[str]) -> list[Piece]:
     return [Piece(word, None, i, 10) for i, word in enumerate(words)]

@@ -29,7 +29,7 @@ from headscope.pruning.plan import Heads, Plan, make_plan
 from headscope.pruning.probes import probes
 from headscope.pruning.proof import prove
 from headscope.pruning.quality import check_examples, measure_quality
-from headscope.pruning.repairing import outcome, repaired
+from headscope.pruning.repairing import check_repairable, outcome, repaired
 from headscope.pruning.report import Equivalence
 from headscope.pruning.result import Change, Conditions, Latency, PruneResult, Quality
 from headscope.pruning.save import save_pruned
@@ -201,6 +201,7 @@ def _pruned(loaded: LoadedModel, wanted: _Wanted) -> PruneResult:
     if wanted.examples is not None:
         check_examples(loaded, wanted.examples)
     roles = deal_roles(loaded, wanted.guide)
+    check_repairable(original, roles.repair, wanted.guide.repair_mlp)
     choice = None
     if wanted.guide.chooses:
         choice = choose(loaded, wanted.guide, roles, _unit(original, wanted), wanted.say)

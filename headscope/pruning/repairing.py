@@ -9,10 +9,12 @@ from transformers.pytorch_utils import Conv1D
 
 from headscope.importance.loss import Losses, measure
 from headscope.importance.outputs import find_outputs
+from headscope.importance.texts import Data
 from headscope.pruning.choosing import Choice, Say
 from headscope.pruning.guide import ENOUGH_FOR_REPAIR, Roles
 from headscope.pruning.outcome import Chosen, RefitLayer, RepairOutcome
-from headscope.repair.repair import repair
+from headscope.pruning.zeroing import as_heads, zeroed_copy
+from headscope.repair.repair import check_repair, repair
 
 
 def repaired(
@@ -43,6 +45,18 @@ def repaired(
     return RepairOutcome(applied, reason, mlp, refit.texts, refit.tokens, layers, before.mean, now.mean), _notes(
         refit.tokens, mlp
     )
+
+
+def check_repairable(original: PreTrainedModel, refit: Data | None, mlp: bool) -> None:
+    """Refuse models that cannot be repaired before anything is scored.
+
+    Raises:
+        ModelError: Says why.
+    """
+    if refit is not None:
+        some = {o.name: u[0].heads for o in find_outputs(original) if len(u := o.units("head")) > 1}
+        after, _ = zeroed_copy(original, as_heads(some))
+        check_repair(original, after, refit.batches[0], mlp=mlp)
 
 
 def _notes(tokens: int, mlp: bool) -> tuple[str, ...]:

@@ -73,6 +73,16 @@ def repair(
     return RepairReport(tuple(found), mlp, texts, steps[0].tokens, steps[0].held_back)
 
 
+def check_repair(original: PreTrainedModel, pruned: PreTrainedModel, batch: Batch, *, mlp: bool = False) -> None:
+    """Refuse at once what `repair` would refuse after all scores are taken; a few tokens of the batch are run.
+
+    Raises:
+        ModelError: There is nothing to refit, or it cannot be.
+    """
+    with _as_needed(original), _as_needed(pruned), torch.no_grad():
+        find_places(original, pruned, batch, mlp=mlp)
+
+
 @contextmanager
 def _as_needed(model: PreTrainedModel) -> Iterator[None]:
     with evaluating(model), without_matrices(model):
