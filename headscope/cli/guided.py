@@ -222,13 +222,13 @@ def _curve_rules(given: Mapping[str, Any]) -> _Rules:
     yield given["data"] is None, "--curve needs texts", "add --data FILE"
     suffix = given["curve"].suffix.lower()
     yield suffix not in PICTURES, f"--curve draws {', '.join(PICTURES)}, not {suffix!r}", "name such a file"
-    named = curve_methods(given["curve_methods"])
+    methods = curve_methods(given["curve_methods"])
     yield (
         given["curve_methods"] is not None and not named,
         "--curve-methods names none",
         "leave it out for the usual ones",
     )
-    for name in named or ():
+    for name in methods or ():
         check_method(name)
 
 
