@@ -224,7 +224,7 @@ def _curve_rules(given: Mapping[str, Any]) -> _Rules:
     yield suffix not in PICTURES, f"--curve draws {', '.join(PICTURES)}, not {suffix!r}", "name such a file"
     methods = curve_methods(given["curve_methods"])
     yield (
-        given["curve_methods"] is not None and not named,
+        given["curve_methods"] is not None and not methods,
         "--curve-methods names none",
         "leave it out for the usual ones",
     )
