@@ -17,7 +17,7 @@ from headscope.models.inputs import Prepared, prepare
 from headscope.models.limits import text_limit
 from headscope.models.loading import LoadedModel, load_model, wrap_model
 from headscope.models.quiet import quiet
-from headscope.models.text_inputs import shorten
+from headscope.models.text_inputs import read_texts, shorten
 from tests.tiny_checkpoints import VOCABULARY, byte_bpe, save, tiny_model, unigram, wordpiece
 
 TEXTS = ["the cat sat on the mat because it was tired", "a dog", "don't", "a house . un believ able the cat", "it was"]
@@ -94,6 +94,18 @@ def test_empty_texts_are_refused_and_counted(text: str) -> None:
         prepare(loaded_as("gpt2"), texts=["the cat", text])
 
 
+def test_batches_are_bound_by_padding_and_by_tokens() -> None:
+    lengths = [1, 1, 2, 3, 40, 41, 42, 80, 5, 5, 5, 6]
+    groups = group_by_length(lengths, max_padding=0.05, max_tokens=100)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        cells = len(group) * max(lengths[i] for i in group)
+        assert cells <= 100 and sum(lengths[i] for i in group) >= 0.95 * cells
+    assert sorted(map(len, groups)) == [1, 1, 1, 1, 1, 2, 2, 3]
+    # One that is longer than a batch may be has a batch of its own.
+    assert group_by_length([500, 3], max_tokens=100) == [(1,), (0,)]
+
+
 def test_a_text_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="nothing to read"):
         prepare(loaded_as("bert"), texts=["\u200b\u200d"])
@@ -117,6 +129,26 @@ def test_long_texts_are_cut_to_the_models_limit_and_counted(family: str) -> None
     with pytest.raises(InputError, match="the limit is 40"):
         prepare(loaded, texts=["the cat " * 60], strict_length=True)
     assert prepare(loaded, texts=["a dog"], strict_length=True).truncated == 0
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "roberta"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_cutting_before_tokens_are_described_gives_the_same(family: str, side: str) -> None:
+    loaded = loaded_as(family)
+    assert loaded.tokenizer is not None
+    loaded.tokenizer.truncation_side = side
+    texts = ["the cat sat on the mat because it was tired", "a dog", "don't believe it 中文 🙂 unbelievable " * 3]
+    whole = read_texts(loaded, texts)[1]
+    for limit in (3, 4, 7, 12, 1000):
+        for one, full in zip(read_texts(loaded, texts, limit=limit)[1], whole, strict=True):
+            expected = shorten(full.sequence, limit, from_left=side == "left")
+            assert (one.sequence.ids, one.sequence.special) == (expected.ids, expected.special)
+            assert one.sequence.type_ids == expected.type_ids
+            assert (one.length, one.made) == (full.length, full.made) == (len(full.sequence), full.made)
+            # Where a character is cut through, what is left of its bytes has another label.
+            same = [a == b for a, b in zip(one.sequence.labels, expected.labels, strict=True)]
+            assert same.count(False) <= 3
+            assert one.words <= full.words and one.unknown <= full.unknown
 
 
 def test_cutting_keeps_what_the_tokenizer_itself_would_keep() -> None:

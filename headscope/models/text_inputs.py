@@ -48,9 +48,16 @@ def text_sequences(
 
 @dataclass(frozen=True)
 class ReadText:
-    """A text's tokens; how many of them are no template, stand for words (no special, no blank), are unknown."""
+    """A text's tokens, or those that are kept of them.
+
+    Attributes:
+        length: How many there are, kept or not.
+        made: How many of all are no template.
+        words, unknown: How many of those kept stand for words (no special, no blank), and are unknown.
+    """
 
     sequence: TokenSequence
+    length: int
     made: int
     words: int
     unknown: int
@@ -62,9 +69,12 @@ class ReadText:
 
 
 def read_texts(
-    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False
+    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False, limit: int | None = None
 ) -> tuple[TokenReader, list[ReadText]]:
     """Tokenize valid texts; how much of each the tokenizer knows is for the caller to judge.
+
+    Args:
+        limit: Tokens kept of each, as `shorten` cuts; labels of millions that go anyway take long.
 
     Raises:
         ModelError: There is no tokenizer, or it fails, or it has tokens that the model does not.
@@ -74,12 +84,13 @@ def read_texts(
     reader = TokenReader(loaded.tokenizer)
     encoded = _encode(loaded, texts, "text_target" if target else "text")
     templates = encoded.get("special_tokens_mask") or [[0] * len(ids) for ids in encoded["input_ids"]]
-    sequences = [_sequence(reader, encoded, templates, i) for i in range(len(texts))]
-    size, largest = vocabulary_size(loaded.model), max((max(s.ids, default=0) for s in sequences), default=0)
+    read = [_read(reader, text, encoded, templates[i], i, limit) for i, text in enumerate(texts)]
+    size = vocabulary_size(loaded.model)
+    largest = max((max(one.sequence.ids, default=0) for one in read), default=0)
     if size is not None and largest >= size:
         message = f"the tokenizer does not fit {loaded.name}: it gives token {largest}, the model has {size} tokens"
         raise ModelError(message, TOKENIZER_HINT)
-    return reader, [_counted(reader, *row) for row in zip(texts, sequences, templates, strict=True)]
+    return reader, read
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -146,15 +157,19 @@ def shorten(sequence: TokenSequence, limit: int | None, *, from_left: bool = Fal
     """
     if limit is None or len(sequence) <= limit:
         return sequence
-    head = next((i for i, special in enumerate(sequence.special) if not special), 0)
-    tail = next((i for i, special in enumerate(reversed(sequence.special)) if not special), 0)
+    return sequence.take(_kept(sequence.special, limit, from_left))
+
+
+def _kept(specials: Sequence[bool], limit: int, from_left: bool) -> list[int]:
+    head = next((i for i, special in enumerate(specials) if not special), 0)
+    tail = next((i for i, special in enumerate(reversed(specials)) if not special), 0)
     room = limit - head - tail
     if room < 1:
         message = f"max_length {limit} leaves no room for text beside {head + tail} special tokens"
         raise InputError(message, f"--max-length {head + tail + 1} or more")
-    body = range(head, len(sequence) - tail)
+    body = range(head, len(specials) - tail)
     kept = body[-room:] if from_left else body[:room]
-    return sequence.take([*range(head), *kept, *range(len(sequence) - tail, len(sequence))])
+    return [*range(head), *kept, *range(len(specials) - tail, len(specials))]
 
 
 def _encode(loaded: LoadedModel, texts: Sequence[str], argument: str) -> Any:
@@ -166,22 +181,25 @@ def _encode(loaded: LoadedModel, texts: Sequence[str], argument: str) -> Any:
         raise ModelError(f"the tokenizer of {loaded.name} fails: {first_line(error)}", TOKENIZER_HINT) from error
 
 
-def _sequence(reader: TokenReader, encoded: Any, templates: Sequence[Sequence[int]], i: int) -> TokenSequence:
+def _read(reader: TokenReader, text: str, encoded: Any, template: Sequence[int], i: int, limit: int | None) -> ReadText:
     ids, type_ids = encoded["input_ids"][i], encoded.get("token_type_ids")
-    special = tuple(bool(t) or n in reader.special for t, n in zip(templates[i], ids, strict=True))
-    labels, words = reader.read(ids, special, encoded.word_ids(i) if encoded.is_fast else None)
-    return TokenSequence(tuple(ids), special, labels, words, None if type_ids is None else tuple(type_ids[i]))
-
-
-def _counted(reader: TokenReader, text: str, sequence: TokenSequence, template: Sequence[int]) -> ReadText:
+    word_ids = encoded.word_ids(i) if encoded.is_fast else None
+    special = [bool(t) or n in reader.special for t, n in zip(template, ids, strict=True)]
+    length, made = len(ids), len(ids) - sum(template)
+    types = None if type_ids is None else type_ids[i]
+    if limit is not None and length > limit:
+        kept = _kept(special, limit, getattr(reader.tokenizer, "truncation_side", "right") == "left")
+        ids, special, template = [ids[k] for k in kept], [special[k] for k in kept], [template[k] for k in kept]
+        word_ids = None if word_ids is None else [word_ids[k] for k in kept]
+        types = None if types is None else [types[k] for k in kept]
+    labels, words = reader.read(ids, special, word_ids)
+    sequence = TokenSequence(tuple(ids), tuple(special), labels, words, None if types is None else tuple(types))
     unk, literal = reader.tokenizer.unk_token_id, str(reader.tokenizer.unk_token) in text
-    made = words = unknown = 0
-    for number, added, special, label in zip(sequence.ids, template, sequence.special, sequence.labels, strict=True):
-        is_unknown = number == unk and not added and not literal
-        made += not added
-        unknown += is_unknown
-        words += is_unknown or not (special or not label.strip("␣"))
-    return ReadText(sequence, made, words, unknown)
+    unknown = [n == unk and not added and not literal for n, added in zip(ids, template, strict=True)]
+    counted = sum(
+        bad or not (own or not label.strip("␣")) for bad, own, label in zip(unknown, special, labels, strict=True)
+    )
+    return ReadText(sequence, length, made, counted, sum(unknown))
 
 
 def nothing_made(name: str, reader: TokenReader, text: str) -> HeadscopeError:
