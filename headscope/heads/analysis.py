@@ -15,7 +15,6 @@ from headscope.capture.evaluation import eager_evaluation
 from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model, token_ids
 from headscope.heads.describe import model_info
-from headscope.heads.interval import rough
 from headscope.heads.labels import head_records
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.measuring import ENGINES, Measured, Measuring
@@ -158,8 +157,6 @@ def _result(
         inputs=InputInfo(prepared.texts, prepared.tokens, prepared.truncated, prepared.first_tokens),
         heads=records,
         versions=versions(),
-        warnings=tuple(
-            dict.fromkeys((*loaded.warnings, *prepared.warnings, *measured.warnings, *rough(prepared.texts)))
-        ),
+        warnings=tuple(dict.fromkeys((*loaded.warnings, *prepared.warnings, *measured.warnings))),
         maps=measured.maps,
     )

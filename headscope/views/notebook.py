@@ -16,6 +16,7 @@ from headscope.views.sections import (
     facts,
     has_spread,
     has_stability,
+    interval_note,
     metric_names,
     percent,
     plural,
@@ -43,7 +44,7 @@ def analysis_html(analysis: Analysis) -> str:
     tables = "".join(_heads(stack, layers, names, styles, stability) for stack, layers in stacks.items())
     tables += _note("~ no better than chance; – not measurable; entropies in nats")
     if has_spread(analysis):
-        tables += _note("± half of a 95 % interval over texts; hold the pointer over a value for its ends")
+        tables += _note(f"{interval_note(analysis)}; hold the pointer over a value for its ends")
     if stability:
         tables += _note(f"{STABLE_TERM}; {SECOND_TERM}")
         parts.append(_note(stability_note(analysis)))

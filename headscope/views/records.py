@@ -22,6 +22,7 @@ from headscope.views.sections import (
     facts,
     has_spread,
     has_stability,
+    interval_note,
     metric_names,
     percent,
     stability_note,
@@ -182,7 +183,7 @@ def _markdown_notes(analysis: Analysis) -> list[str]:
     if any(record.at_chance for record in analysis.heads):
         notes.append(r"\~ no better than chance")
     if has_spread(analysis):
-        notes.append("± half of a 95 % interval over texts")
+        notes.append(interval_note(analysis))
     return notes
 
 

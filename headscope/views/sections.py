@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from headscope.heads.interval import ROUGH_BELOW
 from headscope.results import STABLE, Analysis, CorpusInfo, HeadRecord, Stack
 
 Layers = dict[int, list[HeadRecord]]
@@ -34,6 +35,12 @@ def has_spread(analysis: Analysis) -> bool:
 def has_stability(analysis: Analysis) -> bool:
     """True where at least one head's label was seen on several texts."""
     return any(record.stability is not None for record in analysis.heads)
+
+
+def interval_note(analysis: Analysis) -> str:
+    """What ± says in tables."""
+    rough = analysis.inputs.texts < ROUGH_BELOW
+    return "± half of a 95 % interval over texts" + f", rough over fewer than {ROUGH_BELOW}" * rough
 
 
 def unstable(record: HeadRecord) -> bool:

@@ -22,6 +22,7 @@ from headscope.views.sections import (
     facts,
     has_spread,
     has_stability,
+    interval_note,
     metric_names,
     percent,
     stability_note,
@@ -204,7 +205,7 @@ def _number_legend(analysis: Analysis) -> str:
     if any(record.rest_pattern is not None for record in analysis.heads):
         notes.append("rest: the label without the first column")
     if has_spread(analysis):
-        notes.append("± half of a 95 % interval over texts")
+        notes.append(interval_note(analysis))
     if any(value is None for record in analysis.heads for value in record.metrics.values()):
         notes.append(f"{MISSING} not measurable")
     notes.append("entropies in nats")
