@@ -182,13 +182,13 @@ def widths(found: Any) -> list[float]:
 
 
 def test_until_stops_at_the_first_partition_that_is_narrow_enough(bert: tuple[Any, Any]) -> None:
-    texts = made_texts(400)
+    texts = made_texts(120)
     options = {"tokenizer": bert[1], "partition": (10, 1 << 16), "seed": 2}
     whole = headscope.analyze_corpus(bert[0], texts, **options)
     until = 2 * max(widths(whole))
     found = headscope.analyze_corpus(bert[0], texts, until=until, **options)
     assert max(widths(found)) <= until
-    assert found.corpus.reached and 20 <= found.inputs.texts < 400
+    assert found.corpus.reached and 20 <= found.inputs.texts < 120
     # One partition less was not enough, and what was measured is the beginning of the seeded order.
     before = headscope.analyze_corpus(bert[0], texts, sample=found.inputs.texts - 10, **options)
     assert max(widths(before)) > until
@@ -313,11 +313,15 @@ def test_parts_survive_a_file_bit_for_bit(bert: tuple[Any, Any], monkeypatch: py
         assert all(same_arrays(again.summary.sums[k], v) for k, v in part.summary.sums.items())
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_summaries_merge_in_any_order(bert: tuple[Any, Any], data: st.DataObject) -> None:
+@pytest.fixture(scope="module")
+def summaries(bert: tuple[Any, Any]) -> list[Summary]:
     with pytest.MonkeyPatch.context() as patch:
-        summaries = [part.summary for part in parts_of(bert, patch)]
+        return [part.summary for part in parts_of(bert, patch)]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_summaries_merge_in_any_order(summaries: list[Summary], data: st.DataObject) -> None:
     expected = sum(summaries, Summary())
     rest = data.draw(st.permutations(summaries))
     while len(rest) > 1:
