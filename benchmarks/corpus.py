@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -50,9 +51,9 @@ def mixed_texts(count: int, seed: int = 0) -> list[str]:
     return texts
 
 
-def bare_loop(model: PreTrainedModel, tokenizer: object, texts: Sequence[str]) -> int:
+def bare_loop(model: PreTrainedModel, tokenizer: Any, texts: Sequence[str]) -> int:
     """Forward passes over texts sorted by length, in the batches that a corpus is measured in; real tokens."""
-    encoded = tokenizer(list(texts), truncation=True, max_length=512)["input_ids"]  # type: ignore[operator]
+    encoded = tokenizer(list(texts), truncation=True, max_length=512)["input_ids"]
     off = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
     with torch.inference_mode():
         for group in group_by_length([len(row) for row in encoded], max_padding=0.05, max_tokens=4096):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,17 @@ def test_summaries_merge_in_any_order(summaries: list[Summary], data: st.DataObj
                 np.testing.assert_allclose(other, array, atol=1e-12, rtol=1e-9)
             else:
                 np.testing.assert_array_equal(other, array)
+
+
+def test_layers_keep_their_order_where_some_texts_lack_them(summaries: list[Summary]) -> None:
+    whole = summaries[0]
+    last = list(whole.facts)[-1]
+    assert len(whole.facts) > 1
+    for first in (0, 2):
+        lacking = replace(whole, first=first, facts={last: whole.facts[last]}, sums={last: whole.sums[last]})
+        both = replace(whole, first=1) + lacking
+        assert list(both.facts) == list(both.sums) == list(whole.facts)
+        assert both.sums[last].texts == 2 * whole.texts
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), max_size=40), st.integers(1, 9), st.integers(1, 60))

@@ -67,11 +67,6 @@ class Checkpoint:
         found = ((path, _PART.fullmatch(path.name)) for path in self.folder.iterdir())
         return sorted((path, match) for path, match in found if match is not None)
 
-    @property
-    def finished(self) -> int:
-        """How many partitions were finished when the run began."""
-        return len(self._finished)
-
     def part(self, partition: Partition) -> Part | None:
         """What came of a partition, if it is finished; a file that cannot be read counts as none.
 

@@ -21,14 +21,13 @@ from headscope.corpus.result import analysis_of, narrow
 from headscope.corpus.run import Total, run
 from headscope.corpus.runners import runner_for
 from headscope.corpus.texts import Texts
+from headscope.corpus.worker import load
 from headscope.errors import InputError
 from headscope.heads.analysis import analyze
-from headscope.heads.arguments import loaded_model
 from headscope.heads.measuring import ENGINES
 from headscope.heads.metrics import chosen
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import load_rules
-from headscope.models.loading import LoadedModel
 from headscope.models.selection import parse_selection
 from headscope.reading import Data, open_corpus
 from headscope.results import Analysis, CorpusInfo
@@ -137,19 +136,16 @@ def analyze_corpus(
         seed=seed,
         **shared,
     )
-    loaded = _in_memory(model, tokenizer, job)
+    # What cannot be loaded by name, in every worker: a caller's own model or tokenizer.
+    named = not isinstance(model, PreTrainedModel) and isinstance(tokenizer, str | None)
+    loaded = None if named else load(job, model, tokenizer)
     at_work = runner_for(job, loaded, runner, workers, ray_address)
     corpus = open_corpus(data, text_column=text_column, strict=strict, split=split)
     texts = Texts(corpus, sample, until, seed)
     kept = None
     if checkpoint is not None:
-        read: dict[str, Any] = {
-            "name": _place(corpus.name),
-            "text_column": text_column,
-            "split": split,
-            "sample": sample,
-        }
-        read |= {"until": until, "partition": list(partition)}
+        order = {"sample": sample, "until": until, "partition": list(partition)}
+        read = {"name": _place(corpus.name), "text_column": text_column, "split": split} | order
         kept = Checkpoint(Path(checkpoint), identity(job, loaded, read), resume)
     with nullcontext() if per_text is None else PerText(Path(per_text), force) as table:
         total = Total(lambda found: until is not None and narrow(found, job, until), Watch(report, texts.share, table))
@@ -158,14 +154,8 @@ def analyze_corpus(
         result = analysis_of(total.summary, job, info, texts.skipped)
         if maps:
             first = texts.numbered(total.summary.first_text)
-            told: dict[str, Any] = {
-                "tokenizer": tokenizer,
-                "layer": layer,
-                "head": head,
-                "stack": stack,
-                "rules": rules,
-            }
-            told |= {"engine": engine, "decoder_texts": decoder_text, "maps": maps}
+            told: dict[str, Any] = {"tokenizer": tokenizer, "layer": layer, "head": head, "stack": stack}
+            told |= {"rules": rules, "engine": engine, "decoder_texts": decoder_text, "maps": maps}
             result = replace(result, maps=analyze(model, first, **told, **shared, **job.loading).maps)
         write(result)
         if table is not None:
@@ -173,21 +163,6 @@ def analyze_corpus(
     if kept is not None:
         kept.remove()
     return result
-
-
-def _in_memory(model: Any, tokenizer: Any, job: Job) -> LoadedModel | None:
-    """What cannot be loaded by name: a caller's model or tokenizer."""
-    if not isinstance(model, PreTrainedModel) and isinstance(tokenizer, str | None):
-        return None
-    options = dict(job.loading)
-    return loaded_model(
-        model,
-        tokenizer=tokenizer,
-        processor=None,
-        trust_remote_code=options.pop("trust_remote_code"),
-        generates=job.decoder_text is None,
-        options=options,
-    )
 
 
 def _check(

@@ -16,10 +16,9 @@ from typing import Any
 from headscope.corpus.job import Job
 from headscope.corpus.part import Part
 from headscope.corpus.partition import Partition
-from headscope.corpus.queue import Queue
+from headscope.corpus.queue import MEMORY_HINT, Queue
 from headscope.corpus.remote import Failure, RemoteWorker
 
-_MEMORY = "it may be memory: take fewer --workers or a smaller --max-length; --resume keeps what is finished"
 _SCRIPT = 'what they wrote says why; a script that calls this does so under `if __name__ == "__main__":`'
 # A worker's first message.
 _READY = "ready"
@@ -92,7 +91,7 @@ class Processes:
         if said is None:
             code = self._remove(process)
             how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
-            queue.lost(partition, how, _SCRIPT if code == 1 else _MEMORY)
+            queue.lost(partition, how, _SCRIPT if code == 1 else MEMORY_HINT)
             return None
         if isinstance(said, str):
             process.give(partition)

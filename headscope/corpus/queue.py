@@ -9,6 +9,7 @@ from headscope.errors import ResourceError
 
 # A partition that ended this many workers will end the next one.
 MOST_ATTEMPTS = 3
+MEMORY_HINT = "it may be memory: take fewer --workers or a smaller --max-length; --resume keeps what is finished"
 
 
 class Queue:

@@ -16,12 +16,11 @@ import headscope
 from headscope.corpus.job import Job
 from headscope.corpus.part import Part
 from headscope.corpus.partition import Partition
-from headscope.corpus.queue import MOST_ATTEMPTS, Queue
+from headscope.corpus.queue import MEMORY_HINT, MOST_ATTEMPTS, Queue
 from headscope.corpus.ray_cluster import connected
 from headscope.corpus.remote import Failure, RemoteWorker
 from headscope.errors import InputError, ResourceError
 
-_MEMORY = "it may be memory: take fewer --workers or a smaller --max-length; --resume keeps what is finished"
 _SECONDS_TO_START = 300.0
 
 
@@ -106,7 +105,7 @@ class RayActors:
             if partition is None:
                 self._check_starts(error)
             else:
-                queue.lost(partition, type(error).__name__, _MEMORY)
+                queue.lost(partition, type(error).__name__, MEMORY_HINT)
             self._start(job)
             return None
         self._idle.append(actor)

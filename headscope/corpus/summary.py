@@ -71,7 +71,7 @@ class Summary:
             first_tokens=a.first_tokens or b.first_tokens,
             model=_larger(a.model, b.model),
             engines=tuple(sorted({*a.engines, *b.engines})),
-            facts={**b.facts, **a.facts},
+            facts={layer: a.facts[layer] if layer in a.facts else b.facts[layer] for layer in _layers(a, b)},
             sums={layer: _sum(a.sums.get(layer), b.sums.get(layer)) for layer in _layers(a, b)},
             warnings=tuple(dict.fromkeys((*a.warnings, *b.warnings)))[:MOST_NAMED],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from headscope.heads.describe import model_info
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.measuring import Measured, Measuring
 from headscope.heads.sums import LayerSums
-from headscope.models.batches import Batch, Prepared
+from headscope.models.batches import Prepared
 from headscope.models.chosen_sites import select_sites
 from headscope.models.input_kinds import check_kinds
 from headscope.models.inputs import from_sequences
@@ -32,6 +33,19 @@ from headscope.reading import Record
 
 # Share of a batch's positions that may be padding, and tokens of a batch.
 _MAX_PADDING, _MAX_TOKENS = 0.05, 4096
+
+
+def load(job: Job, model: Any, tokenizer: Any) -> LoadedModel:
+    """A model and tokenizer for a job, by name or a caller's own, as `loaded_model` takes them."""
+    options = dict(job.loading)
+    return loaded_model(
+        model,
+        tokenizer=tokenizer,
+        processor=None,
+        trust_remote_code=bool(options.pop("trust_remote_code", False)),
+        generates=job.decoder_text is None,
+        options=options,
+    )
 
 
 class Worker:
@@ -46,14 +60,7 @@ class Worker:
         if job.threads is not None:
             torch.set_num_threads(job.threads)
         self.job = job
-        self.loaded = loaded or loaded_model(
-            job.model,
-            tokenizer=job.tokenizer,
-            processor=None,
-            trust_remote_code=bool(job.loading.get("trust_remote_code")),
-            generates=job.decoder_text is None,
-            options={k: v for k, v in job.loading.items() if k != "trust_remote_code"},
-        )
+        self.loaded = loaded or load(job, job.model, job.tokenizer)
         decoder = None if job.decoder_text is None else [job.decoder_text]
         check_kinds(self.loaded, ["text"], None, decoder, None, None, None)
         sites = find_sites(self.loaded.model)
@@ -110,8 +117,7 @@ class Worker:
         summary = self._summary(partition.number, kept, prepared, measured, len(skipped), named)
         table = None
         if self.job.per_text:
-            lengths = {i: n for b in prepared.batches for i, n in zip(b.order, _tokens(b), strict=True)}
-            tokens = [lengths[i] for i in range(len(kept))]
+            tokens = [len(one.sequence) for _, one in kept]
             table = table_of([r for r, _ in kept], tokens, measured.values, summary.facts, self.job)
         return Part(partition.number, partition.digest, summary, table)
 
@@ -151,10 +157,6 @@ class Worker:
             sums={key: LayerSums.of(measured.values[key], self.job.rules) for key in facts},
             warnings=(*self.loaded.warnings, *prepared.warnings, *measured.warnings),
         )
-
-
-def _tokens(batch: Batch) -> list[int]:
-    return [int(n) for n in batch.axes["text"].lengths]
 
 
 def _parted(records: Sequence[Record], read: Sequence[ReadText]) -> tuple[list[tuple[Record, ReadText]], list[Record]]:
