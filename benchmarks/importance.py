@@ -22,11 +22,11 @@ import torch
 
 from benchmarks.capture import _path
 from headscope.capture.evaluation import evaluating
+from headscope.capture.outputs import find_outputs
 from headscope.importance.allocate import allocate, count_of
 from headscope.importance.examples import Examples
 from headscope.importance.method import Task
 from headscope.importance.methods import method_named
-from headscope.importance.outputs import find_outputs
 from headscope.importance.texts import Data, Share, cut, deal, ready
 from headscope.models.loading import LoadedModel, load_model
 from headscope.pruning.zeroing import zeroed_copy

@@ -20,11 +20,11 @@ import time
 
 from benchmarks.capture import _path
 from headscope.capture.evaluation import evaluating
+from headscope.capture.outputs import find_outputs
 from headscope.importance.allocate import allocate, count_of
 from headscope.importance.examples import Examples
 from headscope.importance.loss import measure
 from headscope.importance.methods import method_named
-from headscope.importance.outputs import find_outputs
 from headscope.importance.texts import Data, Share, cut, deal, ready
 from headscope.models.loading import LoadedModel
 from headscope.models.whole import whole_model

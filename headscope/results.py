@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas
 
     from headscope.attention.explain import Step
+    from headscope.heads.catalogue.result import Catalogue, TypeRecord
 
 ANALYSIS_SCHEMA = "headscope/analysis@1"
 
@@ -146,7 +147,7 @@ class HeadRecord:
         at_chance: Names of the metrics that are no better than chance.
         rest_pattern: For an attention sink, the label of the weights without the first column, else None.
         spread: With several texts, the spread by metric name, else None.
-        types: Evidence records of the head catalogue.
+        types: The types of the head catalogue that the head has.
         stability: Share of texts on which the head by itself has the label `pattern`, of those that show any of the
             rules' metrics; None below two such texts. The label is stable from `STABLE` on.
         second: Of a label that is not stable, the other label that most texts have, if `SPLITS` of them have it.
@@ -164,7 +165,7 @@ class HeadRecord:
     at_chance: tuple[str, ...] = ()
     rest_pattern: str | None = None
     spread: Mapping[str, Spread] | None = None
-    types: tuple[Mapping[str, Any], ...] = ()
+    types: tuple[TypeRecord, ...] = ()
     stability: float | None = None
     second: str | None = None
     second_share: float | None = None
@@ -188,7 +189,7 @@ class HeadRecord:
             "at_chance": list(self.at_chance),
             "rest_pattern": self.rest_pattern,
             "spread": None if self.spread is None else {k: v.to_dict() for k, v in self.spread.items()},
-            "types": [dict(t) for t in self.types],
+            "types": [t.to_dict() for t in self.types],
             "stability": self.stability,
             "second": self.second,
             "second_share": self.second_share,
@@ -242,6 +243,7 @@ class Analysis:
     warnings: tuple[str, ...] = ()
     maps: tuple[AttentionMap, ...] = field(default=(), repr=False)
     corpus: CorpusInfo | None = None
+    catalogue: Catalogue | None = None
 
     def head(self, layer: int, head: int, stack: str | None = None) -> HeadRecord:
         """The record of one head. Raises KeyError where there is none, or where `stack` is needed to tell two apart."""
@@ -261,6 +263,7 @@ class Analysis:
             "inputs": self.inputs.to_dict(),
             "corpus": None if self.corpus is None else self.corpus.to_dict(),
             "heads": [h.to_dict() for h in self.heads],
+            "catalogue": None if self.catalogue is None else self.catalogue.to_dict(),
             "warnings": list(self.warnings),
         }
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from headscope.capture.outputs import find_outputs
 from headscope.importance.loss import Loss, parts_of
 from headscope.importance.method import Task
-from headscope.importance.outputs import find_outputs
 from headscope.importance.texts import Data
 from headscope.models.batches import Batch, TokenSequence, axis_of, mask_of
 

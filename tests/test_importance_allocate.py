@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError
 from headscope.importance.allocate import allocate, cheapest, count_of, most_of, units_in
 from headscope.importance.method import LayerScores
-from headscope.importance.outputs import find_outputs
 from headscope.models.pruned import HeadState, set_pruned_state
 from tests.single_head_cases import build
 

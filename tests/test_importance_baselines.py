@@ -16,10 +16,10 @@ from single_head_cases import (
     texts,
 )
 
+from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError, ModelError
 from headscope.importance.baselines import confidence, magnitude, random
 from headscope.importance.method import METHODS, Task
-from headscope.importance.outputs import find_outputs
 from headscope.models.pruned import HeadState, set_pruned_state
 
 IDS = texts()

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from fixtures.families import FAMILIES
+from headscope.capture.outputs import find_outputs, frozen, watching
 from headscope.errors import InputError, ModelError
 from headscope.importance.examples import Examples
 from headscope.importance.loss import Losses, loss_of, measure, parts_of
-from headscope.importance.outputs import find_outputs, frozen, watching
 from headscope.importance.texts import Piece, Share, cut, deal, ready
 from headscope.models.batches import mask_of
 from headscope.models.loading import LoadedModel

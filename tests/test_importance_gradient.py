@@ -26,10 +26,10 @@ from single_head_cases import (
 from torch import Tensor
 
 import headscope
+from headscope.capture.outputs import find_outputs, watching
 from headscope.errors import InputError, ModelError
 from headscope.importance.by_text import averaged
 from headscope.importance.gradient import gradient, gradient_token
-from headscope.importance.outputs import find_outputs, watching
 from headscope.models.pruned import HeadState, set_pruned_state
 
 NAMES = ("bert", "gpt2", "llama", "t5", "albert")

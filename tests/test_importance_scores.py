@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError
 from headscope.importance.method import LayerScores
-from headscope.importance.outputs import find_outputs
 from headscope.importance.result import GroupScore, HeadScore, Importance, LayerCurve
 from headscope.importance.scores import importance_result, read_scores, scored_from
 from headscope.importance.surgeon import surgeon

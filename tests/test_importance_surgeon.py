@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 from torch import nn
 
+from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError, ModelError
 from headscope.importance.elimination import eliminate, rising
 from headscope.importance.method import METHODS
-from headscope.importance.outputs import find_outputs
 from headscope.importance.surgeon import RIDGE, reconstruction, surgeon
 from headscope.models.pruned import HeadState, set_pruned_state
 from tests.single_head_cases import (

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoTokenizer, BertModel, LlamaForCausalLM,
 from typer.testing import CliRunner
 
 import headscope
+from headscope.capture.outputs import find_outputs
 from headscope.cli.main import app
 from headscope.errors import InputError
 from headscope.importance.loss import measure
-from headscope.importance.outputs import find_outputs
 from headscope.pruning.guide import Guide, deal_roles
 from headscope.pruning.masking import masked_heads
 from tests.prune_cases import without_heads

@@ -15,8 +15,8 @@ from transformers import GraniteConfig
 from fixtures.building import build_family
 from fixtures.families import FAMILIES
 from headscope.capture.evaluation import configs_of
+from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError, ModelError
-from headscope.importance.outputs import find_outputs
 from headscope.repair import repair as module
 from headscope.repair.needs import needs
 from headscope.repair.repair import repair

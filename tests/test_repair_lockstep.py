@@ -10,7 +10,7 @@ import pytest
 import torch
 from repair_cases import batches_of, llama, random_texts
 
-from headscope.importance.outputs import find_outputs
+from headscope.capture.outputs import find_outputs
 from headscope.repair.lockstep import ForwardPass, Pause, forward_passes
 from headscope.repair.streams import find_streams
 

@@ -10,7 +10,7 @@ from repair_cases import batch_of, family_batches, llama, random_texts
 from torch import nn
 from transformers import GraniteConfig
 
-from headscope.importance.outputs import find_outputs
+from headscope.capture.outputs import find_outputs
 from headscope.repair.places import down_projections
 from headscope.repair.streams import find_streams
 

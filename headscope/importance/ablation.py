@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headscope.capture.outputs import Output, Unit, watching
 from headscope.errors import InputError
 from headscope.importance.by_text import check_ran, texts_of
 from headscope.importance.loss import Losses, TextLoss
 from headscope.importance.method import LayerScores, Scored, Task, importance_method
-from headscope.importance.outputs import Output, Unit, watching
 from headscope.importance.partial import Kept, Recorded, giving, layers_of, record
 from headscope.importance.texts import Data
 from headscope.models.batches import Batch, mask_of

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headscope.capture.outputs import Output
 from headscope.errors import InputError
 from headscope.importance.method import LayerScores
-from headscope.importance.outputs import Output
 
 
 def units_in(outputs: Sequence[Output], unit: str) -> int:

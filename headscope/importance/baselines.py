@@ -13,10 +13,10 @@ from torch import Tensor
 
 from headscope.capture.blocks import Rows
 from headscope.capture.feed import Axis
+from headscope.capture.outputs import Output, Unit
 from headscope.capture.session import Capture
 from headscope.importance.by_text import averaged, check_ran, texts_of
 from headscope.importance.method import LayerScores, Scored, Task, importance_method
-from headscope.importance.outputs import Output, Unit
 from headscope.models.sites import Site, find_sites
 from headscope.models.weights import read_weights
 

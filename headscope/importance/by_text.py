@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headscope.capture.outputs import Output
 from headscope.errors import InputError, ModelError
 from headscope.importance.method import LayerScores, Task
-from headscope.importance.outputs import Output
 from headscope.importance.texts import Data
 
 

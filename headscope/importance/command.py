@@ -10,11 +10,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
+from headscope.capture.outputs import Output, find_outputs
 from headscope.errors import InputError
 from headscope.importance.examples import Examples, Source, read_examples
 from headscope.importance.method import Method, Task
 from headscope.importance.methods import method_named
-from headscope.importance.outputs import Output, find_outputs
 from headscope.importance.result import Importance, importance_result
 from headscope.importance.texts import Data, Share, cut, deal, label_numbers, ready
 from headscope.models.chosen_sites import select_sites

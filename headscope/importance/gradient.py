@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headscope.capture.outputs import Output, frozen, watching
 from headscope.errors import ModelError
 from headscope.importance.by_text import averaged, check_ran, texts_of
 from headscope.importance.loss import Loss
 from headscope.importance.method import Scored, Task, importance_method
-from headscope.importance.outputs import Output, frozen, watching
 from headscope.models.batches import Batch
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from headscope.importance.outputs import Output
+from headscope.capture.outputs import Output
 from headscope.importance.texts import Data
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headscope.importance.outputs import Output, watching
+from headscope.capture.outputs import Output, watching
 from headscope.models.sites import find_sites
 
 T = TypeVar("T")

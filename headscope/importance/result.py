@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headscope.capture.outputs import Output, Unit
 from headscope.importance.method import Scored, Task
-from headscope.importance.outputs import Output, Unit
 from headscope.results import ModelInfo
 
 IMPORTANCE_SCHEMA = "headscope/importance@1"

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headscope.capture.outputs import Output
 from headscope.errors import InputError
 from headscope.importance.method import LayerScores
-from headscope.importance.outputs import Output
 from headscope.importance.result import IMPORTANCE_SCHEMA, GroupScore, HeadScore, LayerCurve
 from headscope.importance.result import Importance as Importance
 from headscope.importance.result import importance_result as importance_result

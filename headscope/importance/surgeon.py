@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from headscope.capture.outputs import Output, frozen, watching
 from headscope.errors import InputError, ModelError
 from headscope.importance.elimination import eliminate, rising
 from headscope.importance.loss import Loss
 from headscope.importance.method import LayerScores, Scored, Task, importance_method
-from headscope.importance.outputs import Output, frozen, watching
 from headscope.importance.texts import Data
 from headscope.models.batches import Batch, TokenAxis, mask_of
 

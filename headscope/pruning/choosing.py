@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from headscope.capture.outputs import Output, find_outputs
 from headscope.errors import InputError
 from headscope.importance.allocate import allocate, count_of, most_of, units_in
 from headscope.importance.loss import Losses, measure
 from headscope.importance.method import LayerScores, Method, Task
-from headscope.importance.outputs import Output, find_outputs
 from headscope.importance.scores import scored_from
 from headscope.importance.texts import Data
 from headscope.models.loading import LoadedModel

@@ -11,9 +11,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
+from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError
 from headscope.importance.examples import Examples, Source, read_examples
-from headscope.importance.outputs import find_outputs
 from headscope.importance.result import Importance
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel

@@ -10,12 +10,12 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
+from headscope.capture.outputs import Output, find_outputs
 from headscope.errors import InputError, ModelError
 from headscope.importance.allocate import allocate, count_of, most_of, units_in
 from headscope.importance.examples import Source, read_examples
 from headscope.importance.loss import Losses, measure
 from headscope.importance.methods import method_named
-from headscope.importance.outputs import Output, find_outputs
 from headscope.importance.texts import Data
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from headscope.capture.outputs import find_outputs
 from headscope.importance.loss import Losses, measure
-from headscope.importance.outputs import find_outputs
 from headscope.importance.texts import Data
 from headscope.pruning.choosing import Choice, Say
 from headscope.pruning.guide import ENOUGH_FOR_REPAIR, Roles

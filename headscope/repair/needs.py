@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headscope.importance.outputs import Output
+from headscope.capture.outputs import Output
 from headscope.repair.places import Place, down_projections, weight_of
 from headscope.repair.refit import RIDGES
 

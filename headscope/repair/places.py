@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from headscope.capture.outputs import Output, find_outputs
 from headscope.errors import InputError, ModelError
-from headscope.importance.outputs import Output, find_outputs
 from headscope.models.batches import Batch
 from headscope.models.exceptions import PLAIN_LINEARS
 from headscope.repair.streams import Stream, find_streams
