@@ -78,6 +78,8 @@ class _Written:
 
 
 def _parsed(tokens: list[Any], where: str) -> Parsed:
+    if any(not token.get("form") for token in tokens):
+        raise InputError(f"{where} has a word without a form")
     written = list(_written(tokens))
     place = {number: i for i, one in enumerate(written) for number in one.numbers}
     arcs = []
