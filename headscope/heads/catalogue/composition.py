@@ -77,7 +77,8 @@ def partners_by_zeroing(
 
     Prefix matching (Olsson et al., 2022) is the mean weight that a token of the second copy of a random sequence puts
     on the token after its first occurrence. The writer's slice of what goes into its output projection is set to zero.
-    One forward pass over `ids` a writer, and one without; nothing of the model changes.
+    One forward pass over `ids` a writer, and one without; nothing of the model changes. A drop counts all ways from
+    writer to reader, those through other heads, too.
 
     Args:
         probing: The model; its engine reads the readers' layers.
