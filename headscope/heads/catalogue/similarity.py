@@ -109,8 +109,9 @@ def _sampled(probing: Probing, prepared: Prepared, max_rows: int) -> tuple[list[
     rows: list[SampledRow] = []
     skipped: dict[str, str] = {s.stack: "cross-attention has keys of other tokens" for s in probing.wanted if s.cross}
     capture = probing.capture()
-    left, part = max_rows, 1.0
-    for number, count in _shares(prepared, max_rows, rng):
+    shares = _shares(prepared, max_rows, rng)
+    left, part = sum(count for _, count in shares), 1.0
+    for number, count in shares:
         # What one batch does not use, rows and memory, is for the next.
         share = part * count / left
         sampler = RowSampler(probing, number, count, share, rng, skipped)

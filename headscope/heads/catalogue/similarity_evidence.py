@@ -84,7 +84,7 @@ def _record(
     seen: _Seen,
     prepared: Prepared,
 ) -> TypeRecord:
-    low, high = _interval(seen)
+    low, high = _interval(seen, distance)
     trivial = np.sqrt(np.clip(np.mean(seen.trivial, axis=0), 0, 1))
     name, nearest = min(zip(_TRIVIAL, trivial.tolist(), strict=True), key=lambda pair: pair[1])
     claimed = distance < found.threshold
@@ -107,13 +107,14 @@ def _record(
     )
 
 
-def _interval(seen: _Seen) -> tuple[float | None, float | None]:
+def _interval(seen: _Seen, distance: float) -> tuple[float | None, float | None]:
     """95 % interval of the distance, by stretches of the sample; none below two."""
     stretches = np.array(seen.stretch)
     rows = np.bincount(stretches, minlength=_STRETCHES).astype(np.float64)
     values = np.bincount(stretches, weights=seen.value, minlength=_STRETCHES).astype(np.float64)
     low, high = (float(np.sqrt(np.clip(v, 0, 1))) for v in ClusterSums.of(values, np.zeros(1), rows).interval())
-    return (None, None) if np.isnan(low) else (low, high)
+    # Distances are rounded to float32, these are not.
+    return (None, None) if np.isnan(low) else (min(low, distance), max(high, distance))
 
 
 def _example(row: SampledRow, head: Place, prepared: Prepared) -> Example | None:
