@@ -384,6 +384,20 @@ def test_a_head_that_only_beats_the_nearest_mention_says_so(tmp_path):
         assert record.criteria == ("beats_nearest_mention",)
 
 
+def test_the_example_is_one_that_no_baseline_answers(tmp_path):
+    # The head gives half of its attention to each cat: rightly from the second one, as head match does, and from *it*.
+    text = "so the cat see the dog . then the cat and the dog come . it look at this with him"
+    clusters = [[[1, 3, 2], [8, 10, 9], [15, 16], [20, 21]], [[4, 6, 5], [11, 13, 12], [18, 19]]]
+    model = build_gpt2(gain=ONE_HOT_GAIN)
+    path = written(tmp_path / "x.jsonl", [{"tokens": text.split(), "clusters": clusters}] * 30)
+    found = coreference(probing_of(model, whole_words(GPT2_KINDS)), path)
+    claimed = [record for (record,) in found.evidence.values() if record.claimed]
+    assert claimed and all(record.score == pytest.approx(3 / 5) for record in claimed)
+    for record in claimed:
+        assert record.example.token == "it" and record.example.keys[0].weight == pytest.approx(0.5)
+        assert (record.example.position, record.example.keys[0].position) == (15, 2)
+
+
 # ------------------------------------------------------------------ long documents, and what cannot be asked
 def test_long_documents_are_cut_between_sentences(tmp_path):
     model, tokenizer = build_family("bert"), build_tokenizer("wordpiece")
