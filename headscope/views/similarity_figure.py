@@ -90,7 +90,9 @@ def _map_panel(
     axes.set_ylim(0, _SIDE)
     index = {found.heads[i]: n for n, i in enumerate(group)}
     pairs = [(index[a], index[b]) for a, b, _ in found.redundant if a in index and b in index]
-    axes.add_collection(LineCollection([points[list(pair)] for pair in pairs], colors="#000000", linewidths=1.4))
+    # Where nearly all heads are alike, thick lines would hide them.
+    line = float(np.clip(200 / max(1, len(pairs)), 0.2, 1.4))
+    axes.add_collection(LineCollection([points[list(pair)] for pair in pairs], colors="#000000", linewidths=line))
     paired = {i for pair in pairs for i in pair}
     area = float(np.clip(6000 / len(group), 14, 70))
     # Heads of pairs lie on top, and their rims show them where the line is too short to be seen.
@@ -101,7 +103,7 @@ def _map_panel(
         s=area,
         c=[kinds[i].fill for i in order],
         edgecolors=["#000000" if i in paired else GREY for i in order],
-        linewidths=[1.5 if i in paired else 0.5 for i in order],
+        linewidths=[max(line, 0.5) if i in paired else 0.5 for i in order],
         zorder=3,
     )
     names = [_name(found.heads[i]) for i in group]
