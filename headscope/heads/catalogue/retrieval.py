@@ -10,8 +10,9 @@ which does where a model repeats itself, and searches the needle as a bag of tok
 
 What is asked for differs, too: plain language models do not answer questions, but continue a quotation. The prompt is
 the text, a question, `Answer, quoted from the text:` and the needle's first two tokens. Only the needle's other tokens
-are to be said, and count. An induction head can do all of that: what one that follows the latest match would score is
-in the summary, and retrieval heads often are induction heads.
+are to be said, and count. An induction head can do that, so retrieval heads may be induction heads; what one that
+always follows the latest match would score is in the summary. It is led astray by words that the question shares with
+the needle.
 """
 
 from __future__ import annotations
@@ -48,17 +49,19 @@ def retrieval(
     *,
     lengths: Sequence[int] | None = None,
     depths: int = 5,
-    trials: int = 24,
+    trials: int = 20,
     cue: str = CUE,
     given: int = GIVEN,
 ) -> Found:
     """Score every wanted head on how much of a needle it copies.
 
     Trials go through all lengths and depths in random order, again and again, and through all needles; the haystack
-    begins at a random sentence. Intervals are by needles. `p` says how likely so many needles with a score of 0.1 or
-    more are where a head's top keys are spread evenly over what it sees, whatever the dependence between the trials of
-    a needle (Markov's inequality for each needle, then the exact sum), or all of that needle's where a trivial head
-    does as well; corrected by Holm.
+    begins at a random sentence. Intervals are by needles.
+
+    `p` is that of as many needles with a mean score of 0.1 or more, for a head whose top keys are any of those that it
+    sees. How trials of one needle depend on each other does not matter: by Markov's inequality a needle's mean is 0.1
+    or more with a probability of at most its expectation / 0.1, where what the best trivial head scores on the needle
+    counts as expected, too. Needles are independent, so their number follows exactly. Corrected by Holm.
 
     Args:
         probing: Of a causal model with its language-model head.

@@ -59,8 +59,7 @@ def found_by(probing: Probing, ran: Ran, notes: Sequence[str]) -> Found:
     simple = np.array([trivial(t) for t in passed])
     layers: dict[Layer, _Scores] = {}
     blind: list[Layer] = []
-    wanted = {(site.stack, site.layer) for site in probing.wanted if not site.cross}
-    for layer in (key for key in ran.facts if key in wanted):
+    for layer in ran.facts:
         seeing = [i for i, t in enumerate(passed) if layer in t.tops and expected(t.tops[layer], t) > 0]
         if not seeing:
             blind.append(layer)

@@ -31,6 +31,7 @@ from headscope.models.inputs import from_sequences
 from headscope.models.limits import text_limit
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
+from headscope.models.selection import ranges
 from headscope.models.signature import takes
 from headscope.models.text_inputs import describe_ids
 from headscope.models.tokens import TokenReader
@@ -63,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Ran:
-    """All trials in their order, what the layers turned out to be, and notes."""
+    """All trials in their order, what the wanted layers turned out to be, and notes."""
 
     trials: tuple[Trial, ...]
     facts: dict[Layer, SiteFacts]
@@ -88,11 +89,18 @@ def run(probing: Probing, prompts: Sequence[Prompt]) -> Ran:
         trials[i] = Trial(prompts[i], said_in_full, recall(said_in_full, prompts[i].wanted))
         if trials[i].passed:
             _read_again(probing, capture, tops, trials, i)
-    if capture.unreadable and not capture.facts.keys() - capture.unreadable.keys():
+    wanted = {(site.stack, site.layer) for site in probing.wanted}
+    facts = {key: capture.facts[key] for key in capture.facts if key in wanted and key not in capture.unreadable}
+    if capture.unreadable and not facts:
         raise next(iter(capture.unreadable.values()))
-    facts = {key: found for key, found in capture.facts.items() if key not in capture.unreadable}
-    notes = [f"{stack}: layer {layer} is left out: {why}" for (stack, layer), why in capture.unreadable.items()]
-    return Ran(tuple(trials[i] for i in range(len(prompts))), facts, tuple(notes))
+    return Ran(tuple(trials[i] for i in range(len(prompts))), facts, tuple(_left_out(capture)))
+
+
+def _left_out(capture: Capture) -> Iterator[str]:
+    """One line a stack."""
+    for stack in dict.fromkeys(stack for stack, _ in capture.unreadable):
+        layers = sorted(layer for s, layer in capture.unreadable if s == stack)
+        yield f"retrieval: {stack}: layers {ranges(layers)} left out: {capture.unreadable[stack, layers[0]]}"
 
 
 def recall(said: Sequence[int], wanted: Sequence[int]) -> float:
