@@ -14,7 +14,8 @@ from headscope.attention.streaming import attend
 from headscope.attention.tiles import Terms
 from headscope.attention.visibility import Target, Visibility
 from headscope.capture import blocks as rows_of
-from headscope.capture.blocks import RowBlock, StreamedRows, UniformRows
+from headscope.capture.blocks import RowBlock, StreamedRows
+from headscope.capture.uniform import UniformRows
 
 TARGETS = (Target(key=0), Target(key=3), Target(offset=0), Target(offset=-1), Target(offset=1), Target(offset=-200))
 

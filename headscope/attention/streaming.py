@@ -13,13 +13,14 @@ Entropy is log(sum e) - sum(e s) / sum(e) with e = exp(s): two sums a tile and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headscope.attention.survey import Cells, Survey, survey
 from headscope.attention.tiles import LOG2E, Band, Problem, Terms
 from headscope.attention.visibility import HIDDEN, Target, Visibility
 
@@ -258,6 +259,16 @@ class StreamedWeights:
         weights.div_(self._scale[..., places, None])
         by_head = weights.view(*weights.shape[:2], len(rows), groups, -1).transpose(2, 3)
         return by_head.reshape(*self.shape[:2], len(rows), -1)
+
+    def survey(self, kinds: Mapping[str, Tensor], cells: Mapping[str, Cells], counted: Tensor) -> Survey:
+        """Each row's largest weight, sums by kind of key and over cells, what each key receives; one pass.
+
+        Args:
+            kinds: bool, (batch, key) each: the keys of a kind.
+            cells: The cells of a name.
+            counted: bool, (batch, query): rows that count for what keys receive.
+        """
+        return survey(self._problem, self._powers_of(True), self._scale, kinds, cells, counted)
 
     def off_by(self, epsilon: float) -> Tensor:
         """Each row's sum of w ln(1 + epsilon / w), from a sample of rows and a line between any two; remembered."""

@@ -1,22 +1,24 @@
 """Rows of attention: what every consumer sees, whichever engine made them.
 
-`RowBlock` has weights, `StreamedRows` has what is left of them after streaming, `UniformRows` is attention that spreads
-evenly. All answer the same questions, so that a metric is written once.
+`RowBlock` has weights, `StreamedRows` has what is left of them after streaming, `UniformRows` (in `uniform.py`) is
+attention that spreads evenly. All answer the same questions, so that a metric is written once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headscope.attention.streaming import StreamedWeights
+from headscope.attention.survey import Survey
 from headscope.attention.visibility import Target, Visibility
+from headscope.capture.key_tokens import REPEATS, SUCCESSORS, KeyTokens
 from headscope.models.sites import Site
 
 # Values of weights in one block, small enough for a core's cache in float32.
@@ -44,6 +46,7 @@ class Rows(ABC):
         lengths: int64, (batch,): real query tokens a sequence.
         cross: Keys are another sequence's tokens, so positions cannot be compared.
         first_key: First key that counts; 1 where the first one is left out and rows are scaled to sum to one.
+        tokens: What the keys are, where that is known; of self-attention the rows, too.
     """
 
     first_row: int
@@ -53,6 +56,7 @@ class Rows(ABC):
     lengths: Tensor
     cross: bool
     first_key: int
+    tokens: KeyTokens | None = field(default=None, kw_only=True)
 
     @property
     def size(self) -> int:
@@ -111,6 +115,44 @@ class Rows(ABC):
     def on(self, columns: Tensor) -> Tensor:
         """Each row's sum of weights on some keys, bool (batch or 1, key)."""
 
+    def on_kind(self, name: str) -> Tensor:
+        """Each row's sum of weights on the tokens of a kind. Raises KeyError where the kinds are not known."""
+        return self.on(self.kind(name))
+
+    def kind(self, name: str) -> Tensor:
+        """bool, (batch, key): the tokens of a kind. Raises KeyError where the kinds are not known."""
+        if self.tokens is None:
+            raise KeyError(name)
+        return self.tokens.marks[name]
+
+    def counts_of(self, name: str) -> Tensor:
+        """int64, (batch, 1, rows): keys in a relation to the row, of `KeyTokens.cells`, that it may look at."""
+        tokens = self._tokens()
+
+        def find() -> Tensor:
+            parts = []
+            for start, stop in self.view.chunks():
+                related = tokens.cells(name, slice(start, stop), slice(0, self.view.keys))[:, None]
+                seen = related & self.view.cells(start, stop, related.device)
+                parts.append(seen[..., self.first_key :].sum(dim=-1))
+            return torch.cat(parts, dim=-1)
+
+        total: Tensor = self.view.remember(("cells", name, tokens, self.first_key), find)
+        return total[..., self.first_row : self.first_row + self.size]
+
+    @abstractmethod
+    def onto(self, name: str) -> Tensor:
+        """Each row's sum of weights on the keys in a relation to it, of `KeyTokens.cells`."""
+
+    def _tokens(self) -> KeyTokens:
+        if self.tokens is None:
+            raise KeyError("the tokens are not known")
+        return self.tokens
+
+    @abstractmethod
+    def received(self) -> Tensor:
+        """(batch, head, 2, key): each key's sum of weights over the real rows at even, and at odd positions."""
+
     @abstractmethod
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""
@@ -167,6 +209,18 @@ class RowBlock(Rows):
         """Each row's sum of weights on some keys."""
         return (self.weights @ columns[:, None, :, None].to(self.weights.dtype))[..., 0]
 
+    def onto(self, name: str) -> Tensor:
+        """Each row's sum of weights on the keys in a relation to it, of `KeyTokens.cells`."""
+        rows = slice(self.first_row, self.first_row + self.size)
+        related = self._tokens().cells(name, rows, slice(0, self.weights.shape[-1]))
+        return (self.weights * related[:, None]).sum(dim=-1)
+
+    def received(self) -> Tensor:
+        """(batch, head, 2, key): each key's sum of weights over the real rows at even, and at odd positions."""
+        real = self.positions < self.lengths[:, None]
+        halves = torch.stack([real & (self.positions % 2 == parity) for parity in (0, 1)], dim=1)
+        return halves[:, None].float() @ self.weights
+
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""
         keys = torch.arange(self.weights.shape[-1], device=self.weights.device)
@@ -217,19 +271,46 @@ class StreamedRows(Rows):
         zero = self.weights.total().new_zeros(self.weights.shape[:3])
         return self._scaled(sum((self.weights.at(Target(key=k)) * columns[:, k, None, None] for k in wanted), zero))
 
+    def on_kind(self, name: str) -> Tensor:
+        """Each row's sum of weights on the tokens of a kind. Raises KeyError where the kinds are not known."""
+        if self.first_key or self.tokens is None:
+            return super().on_kind(name)
+        return self._survey.on[name]
+
+    def onto(self, name: str) -> Tensor:
+        """Each row's sum of weights on the keys in a relation to it, of `KeyTokens.cells`."""
+        if not self.first_key and not self.cross:
+            return self._survey.onto[name]
+        return self.from_weights(lambda block: block.onto(name))
+
+    def received(self) -> Tensor:
+        """(batch, head, 2, key): each key's sum of weights over the real rows at even, and at odd positions."""
+        if self.tokens is not None and not self.first_key:
+            return self._survey.received
+        return torch.stack([block.received() for block in self.blocks()]).sum(dim=0)
+
+    @cached_property
+    def _survey(self) -> Survey:
+        """What a pass tells of all kinds of tokens and relations at once."""
+        tokens = self._tokens()
+        related = {} if self.cross else {name: partial(tokens.listed, name) for name in (REPEATS, SUCCESSORS)}
+        return self.weights.survey(tokens.marks, related, self.positions < self.lengths[:, None])
+
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""
         return self._scaled(self.weights.distance(first=not self.first_key))
 
     def largest(self) -> Tensor:
         """Each row's largest weight."""
+        if self.tokens is not None and not self.first_key:
+            return self._survey.largest
         return self._scaled(self.weights.largest(first=not self.first_key))
 
     def blocks(self) -> Iterator[RowBlock]:
         """The rows with their weights, computed anew."""
         batch, heads, rows, keys = self.weights.shape
         step = max(1, BLOCK_CELLS // max(1, batch * heads * keys))
-        facts = {name: getattr(self, name) for name in ("view", "special", "lengths", "cross")}
+        facts = {name: getattr(self, name) for name in ("view", "special", "lengths", "cross", "tokens")}
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             block = RowBlock(
@@ -255,72 +336,6 @@ class StreamedRows(Rows):
         if self.view.keys <= _FEW_KEYS:
             return self._once("off", self.first_key, lambda: self.counts.float() * (EPSILON / 2))
         return self.weights.off_by(EPSILON)
-
-
-@dataclass(frozen=True)
-class UniformRows(Rows):
-    """Attention that spreads evenly over the visible keys; results are (batch or 1, 1, rows)."""
-
-    @staticmethod
-    def like(rows: Rows) -> UniformRows:
-        """Even attention of the same rows on the same keys."""
-        return UniformRows(
-            rows.first_row, rows.valid, rows.view, rows.special, rows.lengths, rows.cross, rows.first_key
-        )
-
-    @cached_property
-    def _share(self) -> Tensor:
-        return 1 / self.counts.clamp(min=1).float()
-
-    def at(self, target: Target) -> Tensor:
-        """Each row's weight on its target."""
-        return self._share * (self.sees(target) & self.has(target))
-
-    def total(self) -> Tensor:
-        """Each row's sum of weights."""
-        return (self.counts > 0).float()
-
-    def entropy(self, scaled: bool = False) -> Tensor:
-        """Each row's -sum w ln(w + 1e-9), in nats."""
-        return -(self._share + EPSILON).log() * (self.counts > 0)
-
-    def on(self, columns: Tensor) -> Tensor:
-        """Each row's sum of weights on some keys."""
-        counted = columns.clone()
-        counted[:, : self.first_key] = False
-        total = self.view.sums(counted, counted.device)
-        return total[..., self.first_row : self.first_row + self.size] * self._share
-
-    def distance(self) -> Tensor:
-        """Each row's sum of w |i - j|, in tokens."""
-        total = self.view.remember("distances", lambda: self.view.distances(self.valid.device))
-        total = total[..., self.first_row : self.first_row + self.size].double()
-        if self.first_key:
-            total = total - self.positions * self.sees(Target(key=0))
-        return total * self._share
-
-    def largest(self) -> Tensor:
-        """Each row's largest weight."""
-        return self._share * (self.counts > 0)
-
-    def without_first(self) -> UniformRows:
-        """Even attention over all keys but the first."""
-        return replace(self, first_key=1)
-
-    def blocks(self) -> Iterator[RowBlock]:
-        """The rows with their weights."""
-        for start, stop in self.view.chunks():
-            first, last = max(start, self.first_row), min(stop, self.first_row + self.size)
-            if first < last:
-                yield self._block(first, last)
-
-    def _block(self, first: int, last: int) -> RowBlock:
-        seen = self.view.cells(first, last, self.valid.device).float()
-        seen[..., : self.first_key] = 0
-        part = slice(first - self.first_row, last - self.first_row)
-        weights = seen * self._share[..., part, None]
-        facts = (self.valid[..., part], self.view, self.special, self.lengths, self.cross, self.first_key)
-        return RowBlock(first, *facts, weights=weights)
 
 
 class Consumer(Protocol):

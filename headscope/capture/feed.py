@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headscope.attention.visibility import Visibility
 from headscope.capture.blocks import BLOCK_CELLS, RowBlock
+from headscope.capture.key_tokens import KeyTokens, merged
 from headscope.capture.layerwise import Call
 from headscope.capture.streaming import StreamedCall
 from headscope.capture.visible import masked_visible, unmasked_visible
@@ -29,10 +30,12 @@ class Axis:
     Attributes:
         lengths: int64, (batch,): real tokens a sequence, the rest is padding on the right.
         special: bool, (batch, n).
+        tokens: What the tokens are, where that is known.
     """
 
     lengths: Tensor
     special: Tensor
+    tokens: KeyTokens | None = None
 
     @property
     def valid(self) -> Tensor:
@@ -46,7 +49,8 @@ class Axis:
 
     def to(self, device: torch.device) -> Axis:
         """The same axis on another device."""
-        return Axis(self.lengths.to(device), self.special.to(device))
+        tokens = None if self.tokens is None else self.tokens.to(device)
+        return Axis(self.lengths.to(device), self.special.to(device), tokens)
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ def blocks(matrix: Matrix, cross: bool, view: Visibility | None = None) -> Itera
     for start in range(0, rows, step):
         part = slice(start, start + step)
         facts = (view, matrix.key.special, matrix.query.lengths, cross)
-        yield RowBlock(start, matrix.valid[..., part], *facts, first_key=0, weights=matrix.weights[:, :, part].float())
+        weights = matrix.weights[:, :, part].float()
+        yield RowBlock(start, matrix.valid[..., part], *facts, first_key=0, weights=weights, tokens=matrix.key.tokens)
 
 
 # ------------------------------------------------------------------ checks
@@ -304,4 +309,5 @@ def _membership(groups: Tensor) -> Tensor:
 
 def _grouped(axis: Axis, groups: Tensor) -> Axis:
     members = _membership(groups)
-    return Axis(groups.max(dim=1).values + 1, (members @ axis.special[:, :, None].float())[..., 0] > 0)
+    lengths, special = groups.max(dim=1).values + 1, (members @ axis.special[:, :, None].float())[..., 0] > 0
+    return Axis(lengths, special, None if axis.tokens is None else merged(axis.tokens, groups, lengths, special))

@@ -163,7 +163,7 @@ class Capture:
             check_streamed(call, view, query, key, self.findings, expect_causal)
             cross = call.site.cross or shape[2] != shape[3]
             facts = (query.valid[:, None], view, key.special, query.lengths, cross)
-            self._show(call.site, StreamedRows(0, *facts, first_key=0, weights=call.weights))
+            self._show(call.site, StreamedRows(0, *facts, first_key=0, weights=call.weights, tokens=key.tokens))
             return
         matrix = matrix_of(call, query, key)
         _check_joined(call, self._view(matrix.visible), device, joined)

@@ -52,6 +52,10 @@ class ClusterSums:
         """Both together."""
         return ClusterSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def take(self, index: int) -> ClusterSums:
+        """Those at an index of the first axis."""
+        return ClusterSums(*(getattr(self, f.name)[index] for f in fields(self)))
+
     @property
     def score(self) -> Floats:
         """Mean value of the eligible rows; NaN without any."""
@@ -102,7 +106,8 @@ def student_survival(t: Floats, freedom: NDArray[np.int64]) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         z = (8 * v + 1) / (8 * v + 3) * np.sqrt(v * np.log1p(t * t / v)) * np.sign(t)
     normal = NormalDist()
-    return np.vectorize(lambda x: normal.cdf(-x) if np.isfinite(x) else float(x < 0), otypes=[np.float64])(z)
+    tail = np.vectorize(lambda x: normal.cdf(-x) if np.isfinite(x) else float(x < 0), otypes=[np.float64])
+    return np.asarray(tail(z), np.float64)
 
 
 def holm(p: Floats) -> Floats:

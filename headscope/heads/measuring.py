@@ -13,6 +13,11 @@ from transformers import PreTrainedModel
 from headscope.capture.feed import Axis
 from headscope.capture.session import Capture, Engine, SiteFacts
 from headscope.errors import InputError
+from headscope.heads.catalogue.examples import Examples
+from headscope.heads.catalogue.kinds import key_tokens
+from headscope.heads.catalogue.layer_types import LayerTypes
+from headscope.heads.catalogue.observing import TypeStatistics
+from headscope.heads.catalogue.text_types import TextType
 from headscope.heads.metrics import variant
 from headscope.heads.pictures import Keep, Maps
 from headscope.heads.rules import RuleSet
@@ -24,6 +29,8 @@ from headscope.models.selection import Selection, ranges
 from headscope.models.sites import Site
 from headscope.results import MOST_CELLS, AttentionMap
 
+# Batches in which examples are looked for.
+_WITH_EXAMPLES = 2
 # Up to this many tokens a model in half precision is read from its own, rounded, matrices.
 _SHORT = 1024
 
@@ -32,13 +39,14 @@ ENGINES = ("auto", "streaming", "layerwise", "full")
 
 @dataclass(frozen=True)
 class Measured:
-    """Per-text values by layer and metric, what the sites turned out to be, and the first text's maps."""
+    """Per-text values by layer and metric, what the sites turned out to be, the first text's maps, sums of types."""
 
     values: dict[Layer, dict[str, Values]]
     facts: dict[Layer, SiteFacts]
     maps: tuple[AttentionMap, ...]
     warnings: tuple[str, ...]
     engine: str
+    types: Mapping[Layer, LayerTypes]
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class Measuring:
         names: Metrics beside those of the rules.
         engine: One of `ENGINES`.
         words, exclude_special: As for `analyze`.
+        types: Types of heads that are measured on the same rows.
     """
 
     loaded: LoadedModel
@@ -62,6 +71,7 @@ class Measuring:
     engine: str = "auto"
     words: bool = False
     exclude_special: bool = False
+    types: tuple[TextType, ...] = ()
 
     def run(self, prepared: Prepared, maps: Maps = False) -> Measured:
         """Measure all batches.
@@ -72,12 +82,15 @@ class Measuring:
         """
         needed = dict.fromkeys((*self.names, *self.rules.metrics, *self.rules.without_sink().metrics))
         statistics = HeadStatistics(tuple(variant(n) for n in needed))
+        observing = TypeStatistics(self.types, prepared.texts)
+        consumers = (statistics, observing) if self.types else (statistics,)
+        found: dict[Layer, LayerTypes] = {}
         keys = {(s.stack, s.layer) for s in self.wanted}
         capture = Capture(
             self.loaded.model,
             self.sites,
             selected=lambda site: (site.stack, site.layer) in keys,
-            consumers=(statistics,),
+            consumers=consumers,
             engine=_engine(self.engine, self.loaded.model, prepared),
             renormalise=self.exclude_special,
         )
@@ -88,11 +101,15 @@ class Measuring:
         for number, batch in enumerate(prepared.batches):
             first = batch.order.index(0) if maps and 0 in batch.order else None
             keep = None if first is None else Keep(batch, first, self.heads, self.words, self.exclude_special, most)
-            capture.consumers = (statistics,) if keep is None else (statistics, keep)
+            capture.consumers = consumers if keep is None else (*consumers, keep)
+            with_example = number < _WITH_EXAMPLES
+            observing.examples = Examples(batch, self.words, self.exclude_special) if with_example else None
             capture.groups = token_groups(batch, self.words, self.exclude_special) if grouped else None
-            axes = {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()}
+            axes = {n: Axis(a.lengths, a.special, key_tokens(a) if self.types else None) for n, a in batch.axes.items()}
             capture.batch(batch.inputs, axes, len(batch.order))
             parts.append((batch.order, statistics.finish()))
+            for layer, sums in observing.finish().items():
+                found[layer] = found[layer] + sums if layer in found else sums
             _check_readable(keys, capture)
             if number == 0:
                 _check_heads(self.loaded, capture.facts, keys, self.heads)
@@ -106,7 +123,8 @@ class Measuring:
         pictures = tuple(m for m in pictures if (m.stack, m.layer) in facts)
         notes = _left_out(self.wanted, capture)
         used = "full" if self.engine == "full" else "streaming" if capture.streamed else "layerwise"
-        return Measured(_joined(parts, prepared.texts), facts, pictures, (*capture.findings.warnings(), *notes), used)
+        warnings = (*capture.findings.warnings(), *notes)
+        return Measured(_joined(parts, prepared.texts), facts, pictures, warnings, used, found)
 
 
 def _engine(wanted: str, model: PreTrainedModel, prepared: Prepared) -> Engine:

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.capture.blocks import Rows, UniformRows
+from headscope.capture.blocks import Rows
+from headscope.capture.uniform import UniformRows
 from headscope.heads.metrics import RowValues, Variant, could_differ
 from headscope.models.sites import Site
 
