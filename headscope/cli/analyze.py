@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import headscope
-from headscope.cli import corpus, inputs, options
+from headscope.cli import catalogue, corpus, inputs, options
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_directory, check_target
 from headscope.cli.progress import progress
@@ -108,6 +108,12 @@ def analyze(
     engine: Engine = "auto",
     words: Words = False,
     exclude_special: ExcludeSpecial = False,
+    types: catalogue.Types = None,
+    conllu: catalogue.Conllu = None,
+    mentions: catalogue.Mentions = None,
+    haystack: catalogue.Haystack = None,
+    needles: catalogue.Needles = None,
+    ablate_check: catalogue.AblateCheck = False,
     format: options.Format = None,
     output: options.Output = None,
     heatmaps: Heatmaps = None,
@@ -137,6 +143,7 @@ def analyze(
         of_corpus |= {"checkpoint": checkpoint, "per_text": per_text}
         of_texts = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
         corpus.check_options(data, of_corpus, of_texts)
+        of_types = catalogue.arguments(types, conllu, mentions, haystack, needles, ablate_check, data, quiet)
         # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
         maps: bool | Literal["pooled"] = True if weights is not None else "pooled" if heatmaps is not None else False
         shared: dict[str, Any] = {
@@ -173,7 +180,7 @@ def analyze(
             found = inputs.given(text, file, ids, decoder_text, image, audio)
             with progress("loading the model and measuring …", quiet, debug):
                 _seed_everything(seed)
-                analysis = headscope.analyze(**found, **shared)
+                analysis = headscope.analyze(**found, **shared, **of_types, seed=seed)
             write(analysis)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import eager_evaluation
+from headscope.capture.session import Engine
 from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model, token_ids
+from headscope.heads.catalogue.catalogue import check_files, gather
+from headscope.heads.catalogue.choice import Choice, choose
+from headscope.heads.catalogue.probing import Probing
 from headscope.heads.describe import model_info
 from headscope.heads.labels import head_records
 from headscope.heads.layer_facts import LayerFacts
@@ -43,6 +48,12 @@ def analyze(
     rules: str = "seed",
     metrics: str = "core",
     engine: str = "auto",
+    types: str | Sequence[str] | None = None,
+    conllu: str | PathLike[str] | None = None,
+    mentions: str | PathLike[str] | None = None,
+    haystack: str | PathLike[str] | None = None,
+    needles: str | PathLike[str] | None = None,
+    ablate_check: bool = False,
     ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | NDArray[np.integer[Any]] | None = None,
     decoder_texts: str | Sequence[str] | None = None,
     images: Sequence[Any] | None = None,
@@ -54,6 +65,8 @@ def analyze(
     words: bool = False,
     exclude_special: bool = False,
     maps: Maps = False,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
     revision: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
@@ -75,6 +88,11 @@ def analyze(
         engine: `streaming` computes attention tile by tile and makes no matrices wherever the model lets it,
             `layerwise` holds one layer's matrices at a time, `full` all of them. `auto` streams, but reads models in
             half precision layer by layer up to 1,024 tokens: numbers are then those of their own rounded weights.
+        types: Types of the head catalogue to look for: `all`, or names of types or groups, with commas or as a list.
+        conllu: Dependency trees, for the type `syntax`.
+        mentions: Mentions in JSON Lines or CoNLL-2012 columns, for the type `coreference`.
+        haystack, needles: A text, and sentences to hide in it in JSON Lines, for the type `retrieval`.
+        ablate_check: Also measure what zeroing the strongest induction heads does, beside zeroing others.
         ids: Token ids as they are, one text's or several texts'.
         decoder_texts: For encoder-decoders, what the decoder reads; generated greedily where it is not given.
         images, audio: Paths, or images and sounds in memory.
@@ -86,6 +104,8 @@ def analyze(
         exclude_special: Leave special tokens out, as rows and as columns, and scale the rest to one; words come first.
         maps: Keep the first text's attention matrices in `Analysis.maps`: `True` as they are, `"pooled"` for pictures:
             beyond 512 tokens as means and maxima of square tiles, so that memory does not grow with the length.
+        seed: Of what the catalogue draws at random.
+        say: Called with lines of progress.
         revision, device, dtype, device_map, trust_remote_code: As in transformers, for a model given by name.
 
     Returns:
@@ -97,6 +117,10 @@ def analyze(
         ResourceError: Out of memory.
     """
     rule_set, names = load_rules(rules), chosen(metrics)
+    files = {"conllu": conllu, "mentions": mentions, "haystack": haystack, "needles": needles}
+    choice = choose(types, **files, ablate=ablate_check, seed=seed)
+    if choice is not None:
+        check_files(choice)
     layers, heads = parse_selection("layer", layer), parse_selection("head", head)
     if engine not in ENGINES:
         raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
@@ -110,7 +134,8 @@ def analyze(
         processor=processor,
         trust_remote_code=trust_remote_code,
         generates=decoder_texts is None,
-        options={"revision": revision, "device": device, "dtype": dtype, "device_map": device_map},
+        options={"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
+        | ({"own_class": True} if choice is not None and choice.needs_head else {}),
     )
     sites = find_sites(loaded.model)
     chosen_sites = select_sites(sites, stack, layers, loaded.name)
@@ -128,12 +153,27 @@ def analyze(
             strict_length=strict_length,
             batch_size=batch_size,
         )
-    measuring = Measuring(loaded, sites, chosen_sites, heads, rule_set, names, engine, words, exclude_special)
+    text_types = () if choice is None else choice.text_types
+    measuring = Measuring(
+        loaded, sites, chosen_sites, heads, rule_set, names, engine, words, exclude_special, text_types
+    )
     measured = measuring.run(prepared, maps)
-    return _result(loaded, prepared, measured, rule_set, names, heads)
+    result = _result(loaded, prepared, measured, rule_set, names, heads)
+    if choice is None:
+        return result
+    probing = Probing(loaded, sites, chosen_sites, heads, cast(Engine, measured.engine), seed, batch_size, say)
+    return _with_types(result, probing, choice, measured, prepared)
 
 
 # ------------------------------------------------------------------ the result
+def _with_types(result: Analysis, probing: Probing, choice: Choice, measured: Measured, prepared: Prepared) -> Analysis:
+    """With what the catalogue says of the heads."""
+    heads = {layer: probing.places(facts) for layer, facts in measured.facts.items() if layer in measured.types}
+    records, catalogue, notes = gather(probing, choice, measured.types, heads, prepared, result.heads)
+    warnings = tuple(dict.fromkeys((*result.warnings, *notes)))
+    return replace(result, heads=records, catalogue=catalogue, warnings=warnings)
+
+
 def _result(
     loaded: LoadedModel,
     prepared: Prepared,

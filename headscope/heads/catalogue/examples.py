@@ -15,7 +15,7 @@ from headscope.heads.tokens import token_labels
 from headscope.models.batches import Batch
 from headscope.models.sites import Site
 
-# Mean value from which a head has an example, keys that are named, tokens around the row, rows read anew a layer at most.
+# Mean value from which a head has an example, keys that are named, tokens around the row, rows read anew a layer.
 _LEAST, _KEYS, _AROUND, _MOST_ROWS = 0.3, 3, 12, 8
 
 

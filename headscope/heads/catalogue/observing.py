@@ -17,7 +17,7 @@ from headscope.heads.catalogue.examples import Examples
 from headscope.heads.catalogue.layer_types import LayerTypes
 from headscope.heads.catalogue.measures import Measures
 from headscope.heads.catalogue.text_types import COLUMN_SINK, TextType
-from headscope.heads.clusters import ClusterSums
+from headscope.heads.clusters import ClusterSums, Floats
 from headscope.heads.metrics import RowValues
 from headscope.heads.statistics import Layer
 from headscope.models.sites import Site
@@ -87,7 +87,7 @@ class TypeStatistics:
         sums = self._values.setdefault(layer, {})
         counted = torch.stack([value.masked_fill(~eligible, 0) for value, eligible in found.values()], dim=1)
         by_cluster = counted.flatten(1, 2).double() @ shared.cluster
-        by_cluster = by_cluster.unflatten(1, counted.shape[1:3]).transpose(2, 3)
+        by_cluster = by_cluster.view(*counted.shape[:3], -1).transpose(2, 3)
         for number, name in enumerate(found):
             value = by_cluster[:, number]
             new = (value, shared.expected[name].expand_as(value), shared.counts[name].expand_as(value))
@@ -143,20 +143,30 @@ class TypeStatistics:
         above = {}
         for name, threshold in {n: limit for t in self.types for n, limit in t.per_text.items()}.items():
             if name in arrays:
-                value, expected, rows = (a.sum(axis=1) for a in arrays[name])
-                # Where even attention is above the threshold, being above it says nothing.
-                known = (rows > 0) & (expected <= threshold * rows)
-                above[name] = (((value > threshold * rows) & known).sum(axis=0) * 1.0, known.sum(axis=0) * 1.0)
+                above[name] = _above([a.sum(axis=1) for a in arrays[name]], threshold)
         trivial: dict[str, dict[str, tuple[float, float]]] = {}
         for name, used in self._used.get(layer, {}).items():
             for shared in used:
-                for other, (value, rows) in shared.trivial.get(name, {}).items():
+                for other, sums_of in shared.trivial.get(name, {}).items():
                     old = trivial.setdefault(name, {}).get(other, (0.0, 0.0))
-                    trivial[name][other] = (old[0] + value, old[1] + rows)
+                    trivial[name][other] = (old[0] + sums_of[0], old[1] + sums_of[1])
         found = LayerTypes(measures, trivial, above, {} if self.examples is None else self.examples.of(layer))
         if layer in self._columns:
             found = found + column_sinks(self._columns[layer])
         return found
+
+
+def _above(sums: Sequence[Floats], threshold: float) -> tuple[Floats, Floats]:
+    """On how many texts each head's mean is above a threshold, and on how many that says something, (head,) each.
+
+    Where even attention is above it, being above it says nothing.
+
+    Args:
+        sums: Of each text: values, what chance gives, and rows, (text, head) each.
+    """
+    value, expected, rows = sums
+    known = (rows > 0) & (expected <= threshold * rows)
+    return ((value > threshold * rows) & known).sum(axis=0) * 1.0, known.sum(axis=0) * 1.0
 
 
 def _clusters(rows: Rows, most: int) -> Tensor:
