@@ -14,6 +14,7 @@ from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_directory, check_target
 from headscope.cli.progress import progress
 from headscope.errors import InputError
+from headscope.heads import plugins
 from headscope.models.selection import parse_selection
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ Rules = Annotated[
     typer.Option(
         "--rules",
         metavar="RULES",
-        help="What earns a label: seed, calibrated or a .toml file.",
+        help="What earns a label: seed, calibrated or a .toml file." + plugins.help_text(plugins.RULES),
         rich_help_panel=_MEASURE,
     ),
 ]
@@ -35,7 +36,7 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="METRICS",
-        help="What is measured: core, all or names with commas.",
+        help="What is measured: core, all or names with commas." + plugins.help_text(plugins.METRICS),
         rich_help_panel=_MEASURE,
     ),
 ]

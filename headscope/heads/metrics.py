@@ -6,12 +6,12 @@ weights without the first column, its `_adjusted` variant (value - chance) / (1 
 gone either way. Values are float32 a row and summed in float64.
 
 What `Rows` offers is known without a matrix of weights; a metric that needs the weights themselves takes them in blocks
-from `rows.from_weights`.
+from `rows.from_weights`. Other distributions add metrics as `headscope.heads.plugins` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,66 +19,26 @@ from torch import Tensor
 from headscope.attention.visibility import Target
 from headscope.capture.blocks import Rows
 from headscope.errors import InputError
+from headscope.heads import plugins
+from headscope.heads.registry import DECORATED, METRICS, Metric, RowValues, metric, target_metric
 
-RowValues = tuple[Tensor, Tensor]
-"""Values (batch, head, rows) and the rows that can show the metric, bool, broadcastable to them."""
+__all__ = [
+    "CORE",
+    "METRICS",
+    "Metric",
+    "RowValues",
+    "Variant",
+    "chosen",
+    "could_differ",
+    "metric",
+    "metric_names",
+    "plugin_versions",
+    "plugin_warnings",
+    "target_metric",
+    "variant",
+]
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A named metric.
-
-    Attributes:
-        rows: From rows of attention to row values.
-        direction: `high` where more means more of the behaviour, `low` where less does, None where neither.
-        cross: Whether it makes sense when keys are another sequence.
-        target: For a share of attention on one key a row: that key, else None.
-        unit: `share`, `nats` or `tokens`.
-    """
-
-    name: str
-    rows: Callable[[Rows], RowValues]
-    direction: str | None
-    cross: bool
-    unit: str
-    target: Target | None = None
-
-
-METRICS: dict[str, Metric] = {}
 CORE = ("sink", "prev_token", "self_attend", "entropy")
-
-
-def metric(
-    direction: str | None, unit: str = "share", cross: bool = True
-) -> Callable[[Callable[[Rows], RowValues]], Callable[[Rows], RowValues]]:
-    """Register a function on rows as the metric of the function's name."""
-
-    def register(function: Callable[[Rows], RowValues]) -> Callable[[Rows], RowValues]:
-        METRICS[function.__name__] = Metric(function.__name__, function, direction, cross, unit)
-        return function
-
-    return register
-
-
-def target_metric(cross: bool = False, seen: bool = False) -> Callable[[Callable[[], Target]], Callable[[], Target]]:
-    """Register the share of attention on one key a row; the function says which key.
-
-    Args:
-        cross: Whether it makes sense when keys are another sequence.
-        seen: Only rows that may look at that key can show it; without, a key out of sight counts as 0.
-    """
-
-    def register(function: Callable[[], Target]) -> Callable[[], Target]:
-        target = function()
-
-        def rows(rows: Rows) -> RowValues:
-            eligible = rows.valid & rows.has(target)
-            return rows.at(target), eligible & rows.sees(target) if seen else eligible
-
-        METRICS[function.__name__] = Metric(function.__name__, rows, "high", cross, "share", target)
-        return function
-
-    return register
 
 
 # ------------------------------------------------------------------ the metrics
@@ -162,29 +122,45 @@ def variant(name: str) -> Variant:
     """The variant of a name.
 
     Raises:
-        InputError: No such metric.
+        InputError: No such metric, or one of another distribution that cannot be loaded.
     """
     stem, rest = name.removesuffix("_rest"), name.endswith("_rest")
     base, adjusted = stem.removesuffix("_adjusted"), stem.endswith("_adjusted")
-    known = METRICS.get(base)
+    known = _find(base)
     if known is None or (adjusted and known.target is None) or (rest and base == "sink"):
-        raise InputError(f"unknown metric '{name}'", f"Known metrics: {', '.join(metric_names())}.")
+        raise InputError(f"unknown metric '{name}'", f"Known metrics: {_known()}.")
     return Variant(known, rest, adjusted)
 
 
 def metric_names() -> tuple[str, ...]:
-    """Every metric name: plain ones, adjusted ones, then the variants without the first column."""
-    plain = tuple(METRICS)
+    """Every metric name: plain ones, adjusted ones, then the variants without the first column.
+
+    Other distributions' metrics are loaded for that; those that cannot be are not among them.
+    """
+    _load_all()
+    installed = plugins.installed(plugins.METRICS).plugins
+    # In an order that does not depend on what was asked for before.
+    return _with_variants((*(m for m in METRICS if m not in installed), *(m for m in installed if m in METRICS)))
+
+
+def _with_variants(plain: tuple[str, ...]) -> tuple[str, ...]:
     adjusted = tuple(f"{m}_adjusted" for m in plain if METRICS[m].target is not None)
-    rest = tuple(f"{m}_rest" for m in plain + adjusted if not m.startswith("sink"))
+    rest = tuple(f"{m}_rest" for m in plain + adjusted if m not in ("sink", "sink_adjusted"))
     return plain + adjusted + rest
+
+
+def _known() -> str:
+    """All names for an error's hint, without importing anything."""
+    plain = tuple(m for m in METRICS if m not in plugins.installed(plugins.METRICS).plugins)
+    others = plugins.listing(plugins.METRICS)
+    return ", ".join(_with_variants(plain)) + (f"; installed: {others}" if others else "")
 
 
 def chosen(names: str) -> tuple[str, ...]:
     """`core`, `all`, or a comma-separated list, as metric names without repeats.
 
     Raises:
-        InputError: A name is not known, or there is none.
+        InputError: A name is not known or its metric cannot be loaded, or there is no name.
     """
     if names == "core":
         return CORE
@@ -192,7 +168,65 @@ def chosen(names: str) -> tuple[str, ...]:
         return metric_names()
     wanted = tuple(dict.fromkeys(n.strip() for n in names.split(",") if n.strip()))
     if not wanted:
-        raise InputError("--metrics names no metric", f"Known metrics: {', '.join(metric_names())}.")
+        raise InputError("--metrics names no metric", f"Known metrics: {_known()}.")
     for name in wanted:
         variant(name)
     return wanted
+
+
+# ------------------------------------------------------------------ metrics of other distributions
+def _find(name: str) -> Metric | None:
+    if name in METRICS:
+        return METRICS[name]
+    plugin = plugins.installed(plugins.METRICS).plugins.get(name)
+    return None if plugin is None else _load(plugin)
+
+
+def _load(plugin: plugins.Plugin) -> Metric:
+    """Import a metric, and take of its module only what the entry point names."""
+    before = set(METRICS)
+    try:
+        function = plugin.load()
+        found = DECORATED.get(function) if callable(function) else None
+    finally:
+        for name in METRICS.keys() - before:
+            del METRICS[name]
+    if found is None:
+        raise InputError(
+            f"{plugin} is not a function under @metric or @target_metric", "They are in headscope.heads.metrics."
+        )
+    if found.name != plugin.name:
+        raise InputError(f"{plugin} is called {found.name!r} in its module", "The entry point needs the same name.")
+    METRICS[found.name] = found
+    return found
+
+
+def _load_all() -> tuple[str, ...]:
+    """Load every metric that is installed; what stands against it, one line each."""
+    errors = []
+    for plugin in plugins.installed(plugins.METRICS).plugins.values():
+        try:
+            _find(plugin.name)
+        except InputError as error:
+            errors.append(error.message)
+    return tuple(errors)
+
+
+def plugin_warnings(rules: str, metrics: str, used: Iterable[str]) -> tuple[str, ...]:
+    """What to tell of other distributions' rules and metrics that are left out, one line each.
+
+    Args:
+        rules, metrics: As they were asked for; for `all`, metrics that cannot be loaded count.
+        used: Names of metrics that are measured.
+    """
+    of_rules = plugins.warnings(plugins.RULES, [str(rules)])
+    if metrics == "all":
+        return (*of_rules, *_load_all(), *plugins.warnings(plugins.METRICS))
+    return (*of_rules, *plugins.warnings(plugins.METRICS, [variant(name).metric.name for name in used]))
+
+
+def plugin_versions(used: Iterable[str]) -> dict[str, str]:
+    """The versions of the distributions that some metrics come from, by distribution."""
+    installed = plugins.installed(plugins.METRICS).plugins
+    of = [installed[base] for base in dict.fromkeys(variant(n).metric.name for n in used) if base in installed]
+    return {plugin.distribution: plugin.version for plugin in of}

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headscope.errors import InputError
+from headscope.heads import plugins
 from headscope.heads.metrics import variant
 
 SINK_LABEL = "attention_sink"
@@ -141,34 +143,54 @@ class RuleSet:
         kept = tuple(
             replace(r, metric=r.metric if r.metric.endswith("_rest") else f"{r.metric}_rest")
             for r in self.rules
-            if r.label != SINK_LABEL and not r.metric.startswith("sink")
+            if r.label != SINK_LABEL and r.metric not in ("sink", "sink_adjusted")
         )
         return replace(self, rules=kept)
 
 
 def load_rules(name: str | os.PathLike[str]) -> RuleSet:
-    """`seed`, `calibrated`, or the path of a TOML file.
+    """`seed`, `calibrated`, the name of rules that another distribution brings, or the path of a TOML file.
 
     Raises:
         InputError: The file is missing or not a rule set; the message says where.
     """
-    if name in ("seed", "calibrated"):
+    if isinstance(name, str) and name in plugins.OWN_RULES:
         text = (resources.files("headscope.heads") / "rulesets" / f"{name}.toml").read_text(encoding="utf-8")
-        return _parse(str(name), text)
+        return _parse(name, text, name)
+    if isinstance(name, str) and (plugin := plugins.installed(plugins.RULES).plugins.get(name)) is not None:
+        return _parse(f"{plugin.name} ({plugin.distribution})", _text_of(plugin), plugin.name)
     if not isinstance(name, str | os.PathLike) or Path(name).suffix != ".toml":
-        raise InputError(f"unknown rules {name!r}", "Use seed, calibrated or the path of a .toml file.")
+        names = ", ".join((*plugins.OWN_RULES, *filter(None, [plugins.listing(plugins.RULES)])))
+        raise InputError(f"unknown rules {name!r}", f"Use {names} or the path of a .toml file.")
     path = os.fspath(name)
     try:
-        return _parse(path, Path(path).read_text(encoding="utf-8"))
+        return _parse(path, Path(path).read_text(encoding="utf-8"), Path(path).stem)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read rules file {path!r}: {_reason(error)}", _HINT) from error
+
+
+def _text_of(plugin: plugins.Plugin) -> str:
+    """The TOML of rules that another distribution brings: text, a file, or a function that returns one of them."""
+    found = plugin.load()
+    try:
+        found = found() if callable(found) else found
+        if isinstance(found, os.PathLike):
+            found = Path(found)
+        if isinstance(found, Traversable):
+            found = found.read_text(encoding="utf-8")
+    except (Exception, SystemExit) as error:  # whatever another's function does
+        raise plugin.broken(error) from error
+    if not isinstance(found, str):
+        raise InputError(f"{plugin} is a {type(found).__name__}", "TOML text, a file or a function is wanted.")
+    return found
 
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error).splitlines()[0]
 
 
-def _parse(name: str, text: str) -> RuleSet:
+def _parse(name: str, text: str, default: str) -> RuleSet:
+    """A rule set from TOML; `name` is what errors call it, `default` is its name where it has none itself."""
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -185,7 +207,7 @@ def _parse(name: str, text: str) -> RuleSet:
     if not isinstance(rows, list) or not rows:
         raise _wrong(name, "no [[rule]] table")
     return RuleSet(
-        name=_text(name, table.get("name", Path(name).stem), "name"),
+        name=_text(name, table.get("name", default), "name"),
         rules=tuple(_rule(name, i, row) for i, row in enumerate(rows, 1)),
         otherwise=_text(name, table.get("otherwise", "broad"), "otherwise"),
         largest=choose == "largest",
