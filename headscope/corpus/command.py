@@ -25,7 +25,7 @@ from headscope.corpus.worker import load
 from headscope.errors import InputError
 from headscope.heads.analysis import analyze
 from headscope.heads.measuring import ENGINES
-from headscope.heads.metrics import chosen
+from headscope.heads.metrics import chosen, plugin_warnings
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import load_rules
 from headscope.models.selection import parse_selection
@@ -152,6 +152,7 @@ def analyze_corpus(
         run(partitions(texts.records(), *partition), at_work, kept, total)
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
         result = analysis_of(total.summary, job, info, texts.skipped)
+        result = replace(result, warnings=(*result.warnings, *plugin_warnings(rules, metrics, job.shown)))
         if maps:
             first = texts.numbered(total.summary.first_text)
             told: dict[str, Any] = {"tokenizer": tokenizer, "layer": layer, "head": head, "stack": stack}

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from headscope.corpus.job import Job
+from headscope.heads.metrics import plugin_versions
 from headscope.models.loading import LoadedModel, resolve
 from headscope.models.versions import versions
 
@@ -41,9 +42,10 @@ def identity(job: Job, loaded: LoadedModel | None, data: Mapping[str, Any]) -> I
     model = _files(job) if loaded is None else _held(loaded)
     # Through JSON, so that what was read from a file compares equal.
     tokenizer = {} if job.tokenizer is None else _facts(Path(job.tokenizer).expanduser())
+    of_all = versions() | plugin_versions(job.shown)
     found: Identity = json.loads(
         json.dumps(
-            {"versions": versions(), "tokenizer_files": tokenizer, "model": model, "data": dict(data), **measured},
+            {"versions": of_all, "tokenizer_files": tokenizer, "model": model, "data": dict(data), **measured},
             default=str,
         )
     )

@@ -9,6 +9,7 @@ from headscope.corpus.summary import Summary
 from headscope.errors import InputError, ModelError
 from headscope.heads.interval import ROUGH_BELOW, interval, rough
 from headscope.heads.labels import head_records
+from headscope.heads.metrics import plugin_versions
 from headscope.models.text_inputs import TOKENIZER_HINT
 from headscope.models.versions import versions
 from headscope.reading import Skipped
@@ -40,7 +41,7 @@ def analysis_of(summary: Summary, job: Job, corpus: CorpusInfo, skipped: Skipped
         rules=RuleInfo(job.rules.name, job.rules.thresholds),
         inputs=InputInfo(summary.texts, summary.tokens, summary.truncated, summary.first_tokens),
         heads=records,
-        versions=versions(),
+        versions=versions() | plugin_versions(job.shown),
         warnings=_warnings(summary, job, corpus, skipped),
         corpus=corpus,
     )

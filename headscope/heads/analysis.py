@@ -23,7 +23,7 @@ from headscope.heads.describe import model_info
 from headscope.heads.labels import head_records
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.measuring import ENGINES, Measured, Measuring
-from headscope.heads.metrics import chosen
+from headscope.heads.metrics import chosen, plugin_versions, plugin_warnings
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import RuleSet, load_rules
 from headscope.heads.sums import LayerSums
@@ -83,7 +83,7 @@ def analyze(
         processor: For a loaded model: its image processor, feature extractor or composite processor.
         layer, head: `5`, `-1`, `0,2,5`, `3-7`, `all`, or numbers; the model's own layer numbers, 0-based.
         stack: Stack names or module path prefixes.
-        rules: `seed`, `calibrated`, or the path of a TOML file.
+        rules: `seed`, `calibrated`, the name of installed rules, or the path of a TOML file.
         metrics: `core`, `all`, or names separated by commas. Entropies are in nats, distances in tokens.
         engine: `streaming` computes attention tile by tile and makes no matrices wherever the model lets it,
             `layerwise` holds one layer's matrices at a time, `full` all of them. `auto` streams, but reads models in
@@ -159,6 +159,8 @@ def analyze(
     )
     measured = measuring.run(prepared, maps)
     result = _result(loaded, prepared, measured, rule_set, names, heads)
+    left_out = plugin_warnings(rules, metrics, (*names, *rule_set.metrics))
+    result = replace(result, warnings=(*result.warnings, *left_out))
     if choice is None:
         return result
     probing = Probing(loaded, sites, chosen_sites, heads, cast(Engine, measured.engine), seed, batch_size, say)
@@ -196,7 +198,7 @@ def _result(
         rules=RuleInfo(rules.name, rules.thresholds),
         inputs=InputInfo(prepared.texts, prepared.tokens, prepared.truncated, prepared.first_tokens),
         heads=records,
-        versions=versions(),
+        versions=versions() | plugin_versions((*names, *rules.metrics)),
         warnings=tuple(dict.fromkeys((*loaded.warnings, *prepared.warnings, *measured.warnings))),
         maps=measured.maps,
     )

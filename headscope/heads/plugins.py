@@ -9,7 +9,7 @@ A distribution names them in its `pyproject.toml`:
     mine = "my_heads:mine"
 
 A metric is a function under `headscope.heads.metrics.metric` or `target_metric`, and its entry point has the function's
-name. It is called with real rows of attention and with even ones, for chance, so it takes what it needs, sizes too, from
+name. It is called with real rows of attention and, for chance, with even ones, so it takes everything, sizes too, from
 the `headscope.capture.blocks.Rows` that it is given. Rules are TOML text, a file of it (a path, or what
 `importlib.resources.files` gives), or a function that returns one of these.
 
