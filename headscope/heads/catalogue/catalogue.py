@@ -148,7 +148,7 @@ def _run(got: _Gathered, choice: Choice, name: str, probe: Callable[[], Found]) 
     try:
         found = probe()
     except (InputError, ModelError) as error:
-        if not choice.everything:
+        if name in choice.named:
             raise
         got.skipped[name] = error.message
         return None

@@ -56,7 +56,7 @@ PROBE_TYPES: dict[str, ProbeType] = {
 OFFSETS = tuple(name for name in TEXT_TYPES if name.startswith("offset"))
 GROUPS = {
     "offset": OFFSETS,
-    "positional": ("previous_token", "next_token", *OFFSETS, "local_window"),
+    "positional": ("self_attend", "previous_token", "next_token", *OFFSETS, "local_window"),
     "sink": ("first_token", "special_token", "delimiter", "column_sink"),
     "entropy": ("focused", "broad"),
     "repetition": ("duplicate_token", "induction", "copying"),
@@ -70,14 +70,15 @@ class Choice:
 
     Attributes:
         names: Types, in the catalogue's order.
-        everything: All were asked for: what cannot be measured is left out with a note, not refused.
+        named: Those that were asked for by their own names. Of others, of a group or of all, what cannot be measured is
+            left out and not refused.
         files: Paths by option: `conllu`, `mentions`, `haystack`, `needles`.
         ablate: Whether to check what zeroing the strongest induction heads does.
         seed: Of everything random.
     """
 
     names: tuple[str, ...]
-    everything: bool
+    named: frozenset[str]
     files: dict[str, Path]
     ablate: bool = False
     seed: int = 0
@@ -125,8 +126,8 @@ def choose(
     wanted = set(known) if everything else _named(names, known)
     if ablate and _ABLATED not in wanted:
         raise InputError("the ablation check needs the type induction", "Add induction to --types.")
-    _check_files(wanted, files, everything)
-    return Choice(tuple(n for n in known if n in wanted), everything, files, ablate, seed)
+    _check_files(wanted, files, set(names))
+    return Choice(tuple(n for n in known if n in wanted), frozenset(names), files, ablate, seed)
 
 
 def _named(names: Sequence[str], known: Sequence[str]) -> set[str]:
@@ -140,7 +141,7 @@ def _named(names: Sequence[str], known: Sequence[str]) -> set[str]:
     return wanted
 
 
-def _check_files(wanted: set[str], files: dict[str, Path], everything: bool) -> None:
+def _check_files(wanted: set[str], files: dict[str, Path], named: set[str]) -> None:
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"--{name}: there is no file {path}")
@@ -149,6 +150,6 @@ def _check_files(wanted: set[str], files: dict[str, Path], everything: bool) -> 
             raise InputError(f"--{name} is only read for the type {reading[0]}", f"Add {reading[0]} to --types.")
     for kind in (PROBE_TYPES[n] for n in wanted if n in PROBE_TYPES):
         missing = [name for name in kind.files if name not in files]
-        if missing and (not everything or len(missing) < len(kind.files)):
+        if missing and (kind.name in named or len(missing) < len(kind.files)):
             options = " and ".join(f"--{name} FILE" for name in missing)
             raise InputError(f"the type {kind.name} needs {options}", "Its format is in the README.")

@@ -69,11 +69,11 @@ def _above(name: str, measure_name: str, threshold: float) -> Criterion:
 
 
 def _positional(offset: int) -> TextType:
-    name = {-1: "previous_token", 1: "next_token"}.get(offset, f"offset{offset:+d}")
-    where = {-1: "the previous token", 1: "the next token"}.get(offset, f"the token at offset {offset:+d}")
+    name = {-1: "previous_token", 0: "self_attend", 1: "next_token"}.get(offset, f"offset{offset:+d}")
+    where = {-1: "the previous token", 0: "its own token", 1: "the next token"}
     return TextType(
         name,
-        f"attends to {where}",
+        "attends to " + where.get(offset, f"the token at offset {offset:+d}"),
         "Clark et al. 2019, section 3.2; Voita et al. 2019, section 5.2",
         f"at:{offset}",
         offsets,
@@ -102,7 +102,7 @@ def _spread_over_window(scores: Scores) -> bool:
 TEXT_TYPES: dict[str, TextType] = {
     t.name: t
     for t in (
-        *(_positional(offset) for offset in sorted(OFFSETS, key=lambda k: (abs(k), k))),
+        *(_positional(offset) for offset in sorted((0, *OFFSETS), key=lambda k: (abs(k), k))),
         TextType(
             "local_window",
             "spreads over the tokens up to two away",
