@@ -27,6 +27,8 @@ __all__ = [
     "METRICS",
     "Metric",
     "RowValues",
+    "Rows",
+    "Target",
     "Variant",
     "chosen",
     "could_differ",

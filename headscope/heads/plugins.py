@@ -13,11 +13,15 @@ name. It is called with real rows of attention and, for chance, with even ones, 
 the `headscope.capture.blocks.Rows` that it is given. Rules are TOML text, a file of it (a path, or what
 `importlib.resources.files` gives), or a function that returns one of these.
 
+    from importlib.resources import files
+
+    from headscope.heads.metrics import Target, target_metric
+
     @target_metric()
     def two_back() -> Target:
         return Target(offset=-2)
 
-    mine = importlib.resources.files("my_heads") / "mine.toml"
+    mine = files("my_heads") / "mine.toml"
 
 Names come from metadata alone: nothing of a distribution is imported, nor torch, until one of its names is asked for.
 headscope's own names win, and of two distributions with one name the first in alphabetical order, so that it is the
@@ -41,7 +45,7 @@ METRICS, RULES = "headscope.metrics", "headscope.rules"
 OWN_RULES = ("seed", "calibrated")
 # What `--metrics` takes and what is no metric.
 GROUPS_OF_METRICS = ("core", "all")
-_KIND = {METRICS: "metric", RULES: "rules"}
+_KIND = {METRICS: "metric", RULES: "rule set"}
 
 
 @dataclass(frozen=True)
