@@ -12,6 +12,9 @@ from rich.text import Text
 
 from headscope.views.text import ascii_only
 
+# Where the first column and another do not fit side by side, the first is broken down to so many cells.
+_LEAST = 8
+
 
 @dataclass(frozen=True)
 class Column:
@@ -40,6 +43,7 @@ class ColumnBlocks:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = list(self.widths or (column.width for column in self.columns))
         gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= options.max_width else 1
+        widths = fitted(widths, options.max_width, gap)
         for number, block in enumerate(blocks_of(widths, options.max_width, gap)):
             if number:
                 yield Text()
@@ -55,6 +59,7 @@ class ColumnBlocks:
                 justify=column.justify,
                 vertical="bottom",
                 min_width=widths[index],
+                max_width=widths[index],
                 overflow="fold",
             )
         mark = "-" if plain else "─"
@@ -69,6 +74,15 @@ def encodable(text: Text, plain: bool) -> Text:
     if not plain or text.plain.isascii():
         return text
     return Text(ascii_only(text.plain), style=text.style, justify=text.justify)
+
+
+def fitted(widths: Sequence[int], max_width: int, gap: int) -> list[int]:
+    """Widths of which the first and any other stand side by side; cells are broken into lines where they are wider."""
+    first, *others = widths
+    if not others:
+        return [min(first, max_width)]
+    first = min(first, max(_LEAST, max_width - gap - max(others)))
+    return [first, *(min(width, max(1, max_width - gap - first)) for width in others)]
 
 
 def blocks_of(widths: Sequence[int], max_width: int, gap: int) -> Iterator[list[int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headscope.results import Analysis, HeadRecord
+from headscope.views.catalogue import catalogue_html
+from headscope.views.catalogue_sections import has_types, type_names
 from headscope.views.labels import LabelStyle, cell_letters, labels_shown, marked
 from headscope.views.sections import (
     SECOND_TERM,
@@ -31,24 +33,23 @@ _TEXT = "padding:1px 8px;text-align:left"
 
 
 def analysis_html(analysis: Analysis) -> str:
-    """Facts, label maps, every head's numbers (folded away where there are maps) and warnings, all text escaped."""
+    """Facts, label maps, every head's numbers (folded away where there are maps), the catalogue, warnings, escaped."""
     styles = labels_shown(analysis)
     stacks = by_stack(analysis)
-    names = metric_names(analysis)
     parts = ['<div class="headscope">', _facts(analysis)]
     whole = covers_model(analysis)
     if whole:
         parts += [_label_map(stack, layers, styles) for stack, layers in stacks.items()]
         parts.append(_legend(analysis, styles))
-    stability = has_stability(analysis)
-    tables = "".join(_heads(stack, layers, names, styles, stability) for stack, layers in stacks.items())
+    tables = "".join(_heads(analysis, stack, layers, styles) for stack, layers in stacks.items())
     tables += _note("~ no better than chance; – not measurable; entropies in nats")
     if has_spread(analysis):
         tables += _note(f"{interval_note(analysis)}; hold the pointer over a value for its ends")
-    if stability:
+    if has_stability(analysis):
         tables += _note(f"{STABLE_TERM}; {SECOND_TERM}")
         parts.append(_note(stability_note(analysis)))
     parts.append(f"<details><summary>all heads</summary>{tables}</details>" if whole else tables)
+    parts += catalogue_html(analysis)
     parts += [f"<div>warning: {html_text(warning)}</div>" for warning in analysis.warnings]
     return "\n".join([*parts, "</div>"])
 
@@ -112,23 +113,34 @@ def _legend(analysis: Analysis, styles: Mapping[str, LabelStyle]) -> str:
     return f'<div style="font-size:85%">{chips}{note}</div>'
 
 
-def _heads(stack: str, layers: Layers, names: Sequence[str], styles: Mapping[str, LabelStyle], stability: bool) -> str:
+def _heads(analysis: Analysis, stack: str, layers: Layers, styles: Mapping[str, LabelStyle]) -> str:
+    names, stability, types = metric_names(analysis), has_stability(analysis), has_types(analysis)
     first = ("head", "label", *(("stable", "second") if stability else ()), "runner-up", "rest")
     header = "".join(f'<th style="{_TEXT}">{name}</th>' for name in first)
     header += "".join(f'<th style="{_NUMBER}">{html_text(name)}</th>' for name in names)
-    rows = "".join(_head_row(record, names, styles, stability) for records in layers.values() for record in records)
+    header += f'<th style="{_TEXT}">types</th>' if types else ""
+    cells = (
+        _head_cells(record, names, styles, stability) + (_types(record) if types else "")
+        for records in layers.values()
+        for record in records
+    )
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
     caption = f'<caption style="text-align:left">{html_text(stack)}</caption>'
     return f"<table>{caption}<tr>{header}</tr>{rows}</table>"
 
 
-def _head_row(record: HeadRecord, names: Sequence[str], styles: Mapping[str, LabelStyle], stability: bool) -> str:
+def _head_cells(record: HeadRecord, names: Sequence[str], styles: Mapping[str, LabelStyle], stability: bool) -> str:
     label = f'<td style="{_TEXT};{_paint(styles[record.pattern])}">{html_text(record.pattern)}</td>'
     others = [record.runner_up or "–", record.rest_pattern or "–"]
     if stability:
         others = [_stability(record), _second(record), *others]
     texts = "".join(f'<td style="{_TEXT}">{html_text(other)}</td>' for other in others)
     numbers = "".join(_number(record, name) for name in names)
-    return f'<tr><td style="{_TEXT}">{record.name}</td>{label}{texts}{numbers}</tr>'
+    return f'<td style="{_TEXT}">{record.name}</td>{label}{texts}{numbers}'
+
+
+def _types(record: HeadRecord) -> str:
+    return f'<td style="{_TEXT}">{html_text(", ".join(type_names(record)) or "–")}</td>'
 
 
 def _stability(record: HeadRecord) -> str:

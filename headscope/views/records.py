@@ -16,6 +16,8 @@ from typing import Any
 
 from headscope.errors import InputError
 from headscope.results import Analysis, HeadRecord
+from headscope.views.catalogue import catalogue_markdown
+from headscope.views.catalogue_sections import has_types, type_names
 from headscope.views.sections import (
     UNSTABLE_MARK,
     by_stack,
@@ -118,13 +120,19 @@ def flat_records(analysis: Analysis) -> list[dict[str, Any]]:
 
     `stack, layer, head, kv_head, pattern, runner_up`, the metrics, `rest_pattern`, `at_chance` (names with a space
     between them), with several texts `stability`, `second`, `second_share`, then `METRIC_chance` a metric, and with
-    several texts `METRIC_low`, `METRIC_high`, `METRIC_sd`. Floats are unrounded; None stands for what could not be
-    measured.
+    several texts `METRIC_low`, `METRIC_high`, `METRIC_sd`; where types were asked for, `types` (names of those that the
+    head has, with a space between them) and `TYPE_score` a type. Floats are unrounded; None stands for what could not
+    be measured.
     """
     names = metric_names(analysis)
     spread_names = [n for n in names if any(r.spread and n in r.spread for r in analysis.heads)]
     stability = has_stability(analysis)
-    return [_flat(record, names, spread_names, stability) for record in analysis.heads]
+    rows = [_flat(record, names, spread_names, stability) for record in analysis.heads]
+    if analysis.catalogue is not None:
+        for number, (row, record) in enumerate(zip(rows, analysis.heads, strict=True)):
+            row["types"] = " ".join(type_names(record))
+            row.update((f"{name}_score", plain(own[number])) for name, own in analysis.catalogue.scores.items())
+    return rows
 
 
 def _flat(record: HeadRecord, names: Sequence[str], spread_names: Sequence[str], stability: bool) -> dict[str, Any]:
@@ -163,14 +171,14 @@ def to_csv(analysis: Analysis) -> str:
 
 @output_format("markdown", suffixes=(".md", ".markdown"))
 def to_markdown(analysis: Analysis) -> str:
-    """The header as a list, a table a stack with values to four decimals, and the warnings."""
+    """The header as a list, a table a stack with values to four decimals, the head catalogue, and the warnings."""
     lines = ["# Attention heads", ""]
     lines += [f"- {name}: {markdown_text(value)}" for name, value in facts(analysis)]
-    names, stability = metric_names(analysis), has_stability(analysis)
     for stack, layers in by_stack(analysis).items():
-        lines += ["", f"## {markdown_text(stack)}", "", *_markdown_table(list(layers.values()), names, stability)]
+        lines += ["", f"## {markdown_text(stack)}", "", *_markdown_table(analysis, list(layers.values()))]
     for note in _markdown_notes(analysis):
         lines += ["", note]
+    lines += catalogue_markdown(analysis)
     if analysis.warnings:
         lines += ["", "## Warnings", "", *(f"- {markdown_text(warning)}" for warning in analysis.warnings)]
     return "\n".join(lines) + "\n"
@@ -187,11 +195,16 @@ def _markdown_notes(analysis: Analysis) -> list[str]:
     return notes
 
 
-def _markdown_table(layers: Sequence[Sequence[HeadRecord]], names: Sequence[str], stability: bool) -> list[str]:
+def _markdown_table(analysis: Analysis, layers: Sequence[Sequence[HeadRecord]]) -> list[str]:
+    names, stability, types = metric_names(analysis), has_stability(analysis), has_types(analysis)
     over_texts = ["stability", "second", "second_share"] if stability else []
-    header = ["head", "label", "runner-up", "rest", *over_texts, *names]
-    rule = ["---"] * 4 + ["--:", "---", "--:"] * stability + ["--:"] * len(names)
-    rows = [_markdown_row(record, names, stability) for layer in layers for record in layer]
+    header = ["head", "label", "runner-up", "rest", *over_texts, *names] + ["types"] * types
+    rule = ["---"] * 4 + ["--:", "---", "--:"] * stability + ["--:"] * len(names) + ["---"] * types
+    rows = [
+        [*_markdown_row(record, names, stability), *[markdown_text(", ".join(type_names(record)))] * types]
+        for layer in layers
+        for record in layer
+    ]
     return [f"| {' | '.join(cells)} |" for cells in ([markdown_text(h) for h in header], rule, *rows)]
 
 

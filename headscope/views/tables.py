@@ -9,6 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from headscope.results import Analysis, HeadRecord
+from headscope.views.catalogue import catalogue_tables
+from headscope.views.catalogue_sections import has_types, type_names
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
 from headscope.views.label_map import LabelMap
 from headscope.views.labels import LabelStyle, labels_shown, marked, strongest
@@ -35,8 +37,12 @@ MISSING = "-"
 
 
 def analysis_table(analysis: Analysis, *, header: bool = True) -> RenderableType:
-    """The overview where the analysis covers all layers and heads of its stacks, else the heads' tables."""
-    return overview(analysis, header=header) if covers_model(analysis) else head_tables(analysis, header=header)
+    """The overview where the analysis covers all layers and heads of its stacks, else the heads' tables.
+
+    Under it the head catalogue, where types were asked for.
+    """
+    heads = overview(analysis, header=header) if covers_model(analysis) else head_tables(analysis, header=header)
+    return heads if analysis.catalogue is None else Group(heads, Text(), catalogue_tables(analysis))
 
 
 def table_text(analysis: Analysis, *, width: int = 100) -> str:
@@ -131,7 +137,7 @@ def _legend(analysis: Analysis, *lines: Text) -> Lines:
 
 
 def head_tables(analysis: Analysis, *, header: bool = True) -> RenderableType:
-    """Per stack and layer: every head's label, how stable it is over texts, runner-up, rest pattern and metrics."""
+    """Per stack and layer: every head's label, how stable it is over texts, runner-up, rest pattern, metrics, types."""
     styles = labels_shown(analysis)
     parts: list[RenderableType] = [header_lines(analysis), Text()] if header else []
     for stack, layers in by_stack(analysis).items():
@@ -158,6 +164,8 @@ def _head_columns(records: Sequence[HeadRecord], analysis: Analysis, styles: Map
         columns.append(Column(Text("rest"), tuple(_plain_cell(record.rest_pattern) for record in records)))
     for name in metric_names(analysis):
         columns.append(Column(_folded(name), tuple(_metric_cell(record, name) for record in records), "right"))
+    if has_types(analysis):
+        columns.append(Column(Text("types"), tuple(_types_cell(record) for record in records)))
     return columns
 
 
@@ -167,6 +175,11 @@ def _label_cell(label: str, styles: Mapping[str, LabelStyle]) -> Text:
 
 def _plain_cell(label: str | None) -> Text:
     return Text(MISSING, style="dim") if label is None else Text(visible(label))
+
+
+def _types_cell(record: HeadRecord) -> Text:
+    names = type_names(record)
+    return Text(visible(", ".join(names))) if names else Text(MISSING, style="dim")
 
 
 def _stability_cell(record: HeadRecord) -> Text:
