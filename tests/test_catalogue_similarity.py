@@ -269,13 +269,13 @@ def test_no_more_is_kept_than_the_bound(monkeypatch, engine):
 def test_only_sampled_rows_are_made(monkeypatch):
     asked = []
     monkeypatch.setattr(StreamedRows, "blocks", lambda self: pytest.fail("all rows were made") if self else iter(()))
-    own = similarity_rows._weights_at
+    own = similarity_rows.weights_at
 
     def watch(rows, positions):
         asked.append(list(positions))
         return own(rows, positions)
 
-    monkeypatch.setattr(similarity_rows, "_weights_at", watch)
+    monkeypatch.setattr(similarity_rows, "weights_at", watch)
     measured(build("llama"), IDS[1:], max_rows=5)
     assert [len(positions) for positions in asked] == [5, 5] and asked[0] == asked[1] and 0 not in asked[0]
 

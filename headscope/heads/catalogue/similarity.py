@@ -109,9 +109,9 @@ def _sampled(probing: Probing, prepared: Prepared, max_rows: int) -> tuple[list[
     rows: list[SampledRow] = []
     skipped: dict[str, str] = {s.stack: "cross-attention has keys of other tokens" for s in probing.wanted if s.cross}
     capture = probing.capture()
-    shares = _shares(prepared, max_rows, rng)
-    left, part = sum(count for _, count in shares), 1.0
-    for number, count in shares:
+    dealt = shares(prepared, max_rows, rng)
+    left, part = sum(count for _, count in dealt), 1.0
+    for number, count in dealt:
         # What one batch does not use, rows and memory, is for the next.
         share = part * count / left
         sampler = RowSampler(probing, number, count, share, rng, skipped)
@@ -126,7 +126,7 @@ def _sampled(probing: Probing, prepared: Prepared, max_rows: int) -> tuple[list[
     return [row.without(capture.unreadable) for row in rows], [*notes, *_notes(capture)]
 
 
-def _shares(prepared: Prepared, max_rows: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+def shares(prepared: Prepared, max_rows: int, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Batches to run and how many rows to take from each, as if rows were drawn from all of their tokens."""
     passes = min(PASSES, len(prepared.batches))
     chosen = sorted(int(i) for i in rng.choice(len(prepared.batches), passes, replace=False))

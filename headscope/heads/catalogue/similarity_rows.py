@@ -133,7 +133,7 @@ class RowSampler:
         wanted: dict[int, list[SampledRow]] = {}
         for row in self._samples[key]:
             wanted.setdefault(row.position, []).append(row)
-        for position, weights in _weights_at(rows, sorted(wanted)):
+        for position, weights in weights_at(rows, sorted(wanted)):
             for row in wanted[position]:
                 _keep(row, rows.view, places, weights[row.text][index])
 
@@ -171,7 +171,7 @@ def _end(view: Visibility, position: int) -> int:
     return position + 1 if view.span(position, position + 1)[1] <= position + 1 else view.keys
 
 
-def _weights_at(rows: Rows, positions: list[int]) -> Iterator[tuple[int, Tensor]]:
+def weights_at(rows: Rows, positions: list[int]) -> Iterator[tuple[int, Tensor]]:
     """The weights of some rows, (batch, head, key), those that are in this block, few at a time."""
     if isinstance(rows, RowBlock):
         for i in positions:
