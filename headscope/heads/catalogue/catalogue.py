@@ -15,12 +15,12 @@ from headscope.heads.catalogue.coreference import coreference
 from headscope.heads.catalogue.evidence import evidence_of
 from headscope.heads.catalogue.layer_types import LayerTypes
 from headscope.heads.catalogue.mentions import read_mentions
-from headscope.heads.catalogue.needles import read_needles
+from headscope.heads.catalogue.needles import read_haystack, read_needles
 from headscope.heads.catalogue.probing import Probing
 from headscope.heads.catalogue.repeated import repeated_ids
 from headscope.heads.catalogue.repetition import REPEATING, repetition, with_natural
 from headscope.heads.catalogue.result import Catalogue, Evidence, Found, Place, TypeInfo, TypeRecord
-from headscope.heads.catalogue.retrieval import retrieval
+from headscope.heads.catalogue.retrieval import LENGTHS, retrieval
 from headscope.heads.catalogue.similarity import similarity
 from headscope.heads.catalogue.similarity_result import Similarity
 from headscope.heads.catalogue.syntax import syntax
@@ -32,7 +32,10 @@ from headscope.results import HeadRecord
 
 # Sequences of the ablation check: a forward pass of these a draw.
 _SEQUENCES, _LENGTH = 8, 50
-SINKS = ("first_token", "special_token", "delimiter", "column_sink")
+# Types that do not say where a head attends.
+_NOT_WHERE = ("copying", "redundant")
+# Why a type was not measured, on texts and by a probe that ran.
+_NOWHERE = ("no row of the text can show it", "no head can show it")
 
 
 def check_files(choice: Choice) -> None:
@@ -47,6 +50,8 @@ def check_files(choice: Choice) -> None:
         read_mentions(choice.files["mentions"])
     if "needles" in choice.files:
         read_needles(choice.files["needles"])
+    if "haystack" in choice.files:
+        read_haystack(choice.files["haystack"], 2 * max(LENGTHS))
 
 
 @dataclass
@@ -93,11 +98,10 @@ def gather(
     got = _Gathered(dict(evidence_of(choice.text_types, layers, heads)), {}, {}, {}, _sinks(choice, layers, heads), [])
     repeating = [TEXT_TYPES[n] for n in REPEATING if n in choice.names]
     if repeating:
-        found = _run(got, choice, repeating[0].name, lambda: repetition(probing, repeating))
-        if found is not None:
-            got.evidence = dict(with_natural(found.evidence, got.evidence))
-            got.add(replace(found, evidence={}))
-            got.seconds.update(dict.fromkeys((t.name for t in repeating), got.seconds[repeating[0].name]))
+        names = tuple(t.name for t in repeating)
+        found = _run(got, choice, names, lambda: repetition(probing, repeating)) or Found({})
+        got.evidence = dict(with_natural(found.evidence, got.evidence, names))
+        got.add(replace(found, evidence={}))
     similar: list[Similarity] = []
 
     def compared() -> Found:
@@ -120,19 +124,19 @@ def gather(
         if missing:
             got.skipped[name] = f"give {' and '.join(missing)}"
             continue
-        found = _run(got, choice, name, probes[name])
-        if found is not None:
-            got.add(found)
+        got.add(_run(got, choice, (name,), probes[name]) or Found({}))
     ablation = _ablated(probing, choice, got) if choice.ablate else None
-    # What explains a head keeps it from being merely focused, wherever it was measured.
+    got.notes += ablation["notes"] if ablation is not None else ()
     evidence = _without_residual(got.evidence)
+    infos = tuple(_info(n, got, evidence) for n in choice.names)
+    _check_named(choice, infos)
     places = [(r.stack, r.layer, r.head) for r in records]
     typed = tuple(
-        replace(r, types=tuple(t for t in evidence.get(place, ()) if t.claimed))
+        replace(r, types=tuple(t for t in evidence.get(place, ()) if t.claimed and t.type in choice.names))
         for r, place in zip(records, places, strict=True)
     )
     catalogue = Catalogue(
-        types=tuple(_info(n, got, evidence) for n in choice.names),
+        types=infos,
         scores={n: tuple(_score(evidence.get(place, ()), n) for place in places) for n in choice.names},
         tables=got.tables,
         summary=got.summary,
@@ -142,18 +146,25 @@ def gather(
     return typed, catalogue, tuple(dict.fromkeys(got.notes))
 
 
-def _run(got: _Gathered, choice: Choice, name: str, probe: Callable[[], Found]) -> Found | None:
-    """A probe's result with its cost; None where it does not apply and was not asked for by name."""
+def _run(got: _Gathered, choice: Choice, names: Sequence[str], probe: Callable[[], Found]) -> Found | None:
+    """What a probe of these types found, with its cost; None where it does not apply and none was asked for by name."""
     start = time.perf_counter()
     try:
         found = probe()
     except (InputError, ModelError) as error:
-        if name in choice.named:
+        if choice.named.intersection(names):
             raise
-        got.skipped[name] = error.message
+        got.skipped.update(dict.fromkeys(names, error.message))
         return None
-    got.seconds[name] = round(time.perf_counter() - start, 3)
+    got.seconds.update(dict.fromkeys(names, round(time.perf_counter() - start, 3)))
     return found
+
+
+def _check_named(choice: Choice, infos: Sequence[TypeInfo]) -> None:
+    for info in infos:
+        if info.name in choice.named and not info.measured:
+            hint = "Give texts that can, or leave it out: of a group, or of all types, it is passed over."
+            raise InputError(f"the type {info.name} was measured on no head: {info.skipped}", hint)
 
 
 def _ablated(probing: Probing, choice: Choice, got: _Gathered) -> Mapping[str, Any]:
@@ -183,10 +194,12 @@ def _sinks(
 
 
 def _without_residual(evidence: Evidence) -> Evidence:
+    """What explains where a head attends keeps it from being merely focused, wherever that was measured."""
     residual = {t.name for t in TEXT_TYPES.values() if t.residual}
+    explain = (TEXT_TYPES.keys() | PROBE_TYPES.keys()) - residual - set(_NOT_WHERE)
     result = {}
     for place, records in evidence.items():
-        explained = any(r.claimed and r.type not in residual and r.type != "redundant" for r in records)
+        explained = any(r.claimed and r.type in explain for r in records)
         result[place] = tuple(
             replace(r, claimed=False, example=None) if explained and r.type in residual else r for r in records
         )
@@ -203,7 +216,7 @@ def _info(name: str, got: _Gathered, evidence: Evidence) -> TypeInfo:
         measured=sum(bool(r) for r in records),
         claimed=sum(any(x.claimed for x in r) for r in records),
         seconds=got.seconds.get(name),
-        skipped=got.skipped.get(name) or (None if any(records) else "nothing on this text shows it"),
+        skipped=got.skipped.get(name) or (None if any(records) else _NOWHERE[name in PROBE_TYPES]),
     )
 
 

@@ -85,8 +85,9 @@ class Choice:
 
     @property
     def text_types(self) -> tuple[TextType, ...]:
-        """Those that are measured on the given text."""
-        return tuple(TEXT_TYPES[n] for n in self.names if n in TEXT_TYPES)
+        """Those that are measured on the given text; all, where one is asked for that any other explains."""
+        wanted = tuple(TEXT_TYPES[n] for n in self.names if n in TEXT_TYPES)
+        return tuple(TEXT_TYPES.values()) if any(t.residual for t in wanted) else wanted
 
     @property
     def needs_head(self) -> bool:
@@ -121,9 +122,8 @@ def choose(
             return None
         types = _ABLATED
     names = [n.strip() for n in (types.split(",") if isinstance(types, str) else types) if n.strip()]
-    everything = names == ["all"]
     known = (*TEXT_TYPES, *PROBE_TYPES)
-    wanted = set(known) if everything else _named(names, known)
+    wanted = _named(names, known)
     if ablate and _ABLATED not in wanted:
         raise InputError("the ablation check needs the type induction", "Add induction to --types.")
     _check_files(wanted, files, set(names))
@@ -134,10 +134,11 @@ def _named(names: Sequence[str], known: Sequence[str]) -> set[str]:
     if not names:
         raise InputError("--types names no type", f"Types: all, {', '.join((*GROUPS, *known))}.")
     wanted: set[str] = set()
+    groups = {"all": tuple(known), **GROUPS}
     for name in names:
-        if name not in known and name not in GROUPS:
-            raise InputError(f"unknown type '{name}'", f"Types: all, {', '.join((*GROUPS, *known))}.")
-        wanted |= set(GROUPS.get(name, (name,)))
+        if name not in known and name not in groups:
+            raise InputError(f"unknown type '{name}'", f"Types: {', '.join((*groups, *known))}.")
+        wanted |= set(groups.get(name, (name,)))
     return wanted
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,11 @@ Heads = Mapping[Layer, Sequence[tuple[int, Place]]]
 
 
 def evidence_of(types: Iterable[TextType], layers: Mapping[Layer, LayerTypes], heads: Heads) -> Evidence:
-    """Every head's record of every type that could be measured on it; residual types look at the others' claims."""
+    """Every head's record of every type that could be measured on it, as if each type were alone."""
     found: dict[Place, list[TypeRecord]] = {}
-    for kind in sorted(types, key=lambda t: t.residual):
+    for kind in types:
         for place, record in _records(kind, layers, heads).items():
-            others = found.setdefault(place, [])
-            if kind.residual and any(r.claimed for r in others):
-                record = replace(record, claimed=False)
-            others.append(record)
+            found.setdefault(place, []).append(record)
     return {place: tuple(records) for place, records in found.items()}
 
 
@@ -59,8 +55,9 @@ def _records(kind: TextType, layers: Mapping[Layer, LayerTypes], heads: Heads) -
             score=score,
             chance=chance,
             eligible=int(sums[layer].rows[index]),
-            low=None if np.isnan(low) else low,
-            high=None if np.isnan(high) else high,
+            # Shares of 0 to 1, which the sums of rounded weights may pass a little.
+            low=None if np.isnan(low) else max(low, min(score, 0.0)),
+            high=None if np.isnan(high) else min(high, max(score, 1.0)),
             example=examples[index] if claimed and index < len(examples) else None,
             claimed=claimed,
             criteria=criteria,

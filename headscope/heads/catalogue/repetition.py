@@ -22,7 +22,7 @@ from headscope.heads.catalogue.kinds import key_tokens
 from headscope.heads.catalogue.layer_types import LayerTypes
 from headscope.heads.catalogue.observing import TypeStatistics
 from headscope.heads.catalogue.probing import Probing
-from headscope.heads.catalogue.repeated import RepeatedTokens, repeated_ids
+from headscope.heads.catalogue.repeated import SHORTEST, RepeatedTokens, repeated_ids
 from headscope.heads.catalogue.result import Evidence, Found, Place, TypeRecord
 from headscope.heads.catalogue.text_types import TEXT_TYPES, TextType
 from headscope.heads.statistics import Layer
@@ -50,10 +50,7 @@ def repetition(probing: Probing, wanted: Sequence[TextType]) -> Found:
         ModelError: The model reads no text, or too little of it.
     """
     types = (TEXT_TYPES["previous_token"], *wanted)
-    drawn = [
-        repeated_ids(probing.loaded, sequences=SEQUENCES, length=length, seed=len(LENGTHS) * probing.seed + number)
-        for number, length in enumerate(LENGTHS)
-    ]
+    drawn = _drawn(probing)
     tokens = sum(len(row) for one in drawn for row in one.ids)
     probing.say(f"repetition: {len(drawn)} forward passes, {tokens:,} tokens")
     statistics = TypeStatistics(types, SEQUENCES * len(LENGTHS))
@@ -78,6 +75,17 @@ def repetition(probing: Probing, wanted: Sequence[TextType]) -> Found:
     return Found(kept, notes=notes, summary={"repeated_sequences": SEQUENCES * len(LENGTHS), "repeated_tokens": tokens})
 
 
+def _drawn(probing: Probing) -> list[RepeatedTokens]:
+    """Of several lengths, shorter ones where the model's limit asks for it."""
+    seeds = [len(LENGTHS) * probing.seed + number for number in range(len(LENGTHS))]
+    longest = repeated_ids(probing.loaded, sequences=1, length=LENGTHS[-1], seed=seeds[-1]).length
+    lengths = [max(SHORTEST, longest - LENGTHS[-1] + length) for length in LENGTHS]
+    return [
+        repeated_ids(probing.loaded, sequences=SEQUENCES, length=length, seed=seed)
+        for length, seed in zip(lengths, seeds, strict=True)
+    ]
+
+
 def prepared_ids(probing: Probing, repeated: RepeatedTokens) -> Prepared:
     """Batches of the sequences; an encoder-decoder reads them with both."""
     if not has_decoder(probing.loaded):
@@ -86,14 +94,17 @@ def prepared_ids(probing: Probing, repeated: RepeatedTokens) -> Prepared:
     return prepare(probing.loaded, tensors={"input_ids": ids, "decoder_input_ids": ids.clone()})
 
 
-def with_natural(found: Evidence, natural: Evidence) -> Evidence:
-    """Records of repeated tokens, each with what the same head showed on the given text under `natural`."""
-    result = dict(natural)
+def with_natural(found: Evidence, natural: Evidence, names: Sequence[str]) -> Evidence:
+    """Records of repeated tokens in place of those of the given text, which each then holds as `natural`.
+
+    Args:
+        names: Types that are told by repeated tokens alone: a head that was not measured on those has none of them.
+    """
+    result = {place: tuple(r for r in records if r.type not in names) for place, records in natural.items()}
     for place, records in found.items():
         others = {r.type: r for r in natural.get(place, ())}
         merged = [replace(r, details={**r.details, "natural": _plain(others.get(r.type))}) for r in records]
-        names = {r.type for r in records}
-        result[place] = (*(r for r in natural.get(place, ()) if r.type not in names), *merged)
+        result[place] = (*result.get(place, ()), *merged)
     return result
 
 
