@@ -144,7 +144,7 @@ def analyze(
         of_corpus |= {"checkpoint": checkpoint, "per_text": per_text}
         of_texts = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
         corpus.check_options(data, of_corpus, of_texts)
-        of_types = catalogue.arguments(types, conllu, mentions, haystack, needles, ablate_check, data, quiet)
+        of_types = catalogue.arguments(types, conllu, mentions, haystack, needles, ablate_check, quiet)
         # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
         maps: bool | Literal["pooled"] = True if weights is not None else "pooled" if heatmaps is not None else False
         shared: dict[str, Any] = {
@@ -176,7 +176,7 @@ def analyze(
 
         if data is not None:
             given = {"decoder_text": corpus.decoder_text(decoder_text), "seed": seed, "force": force}
-            corpus.run(data, shared | of_corpus | given, output, write, quiet, debug)
+            corpus.run(data, shared | of_corpus | of_types | given, output, write, quiet, debug)
         else:
             found = inputs.given(text, file, ids, decoder_text, image, audio)
             with progress("loading the model and measuring …", quiet, debug):

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from headscope.cli.progress import notes
-from headscope.errors import InputError
 
 _CATALOGUE = "Head catalogue"
 
@@ -63,19 +62,11 @@ def arguments(
     haystack: Path | None,
     needles: Path | None,
     ablate_check: bool,
-    data: str | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """The catalogue's arguments of `headscope.analyze`; none where nothing of it is asked for.
-
-    Raises:
-        InputError: Types are asked of a corpus.
-    """
+    """The catalogue's arguments of `headscope.analyze`; none where nothing of it is asked for."""
     files = {"conllu": conllu, "mentions": mentions, "haystack": haystack, "needles": needles}
     given = {"types": types, "ablate_check": ablate_check or None, **files}
     asked = {name: value for name, value in given.items() if value is not None}
-    if asked and data is not None:
-        option = "--" + next(iter(asked)).replace("_", "-")
-        raise InputError(f"{option} reads texts, not a corpus", "give a TEXT or --file instead of --data")
     say = notes(quiet) if asked else None
     return asked if say is None else {**asked, "say": say}

@@ -21,9 +21,12 @@ from headscope.corpus.result import analysis_of, narrow
 from headscope.corpus.run import Total, run
 from headscope.corpus.runners import runner_for
 from headscope.corpus.texts import Texts
+from headscope.corpus.types import with_types
 from headscope.corpus.worker import load
 from headscope.errors import InputError
 from headscope.heads.analysis import analyze
+from headscope.heads.catalogue.catalogue import check_files
+from headscope.heads.catalogue.choice import choose
 from headscope.heads.measuring import ENGINES
 from headscope.heads.metrics import chosen, plugin_warnings
 from headscope.heads.pictures import Maps, check_maps
@@ -50,6 +53,12 @@ def analyze_corpus(
     rules: str = "seed",
     metrics: str = "core",
     engine: str = "auto",
+    types: str | Sequence[str] | None = None,
+    conllu: str | PathLike[str] | None = None,
+    mentions: str | PathLike[str] | None = None,
+    haystack: str | PathLike[str] | None = None,
+    needles: str | PathLike[str] | None = None,
+    ablate_check: bool = False,
     decoder_text: str | None = None,
     max_length: int | None = None,
     strict_length: bool = False,
@@ -66,6 +75,7 @@ def analyze_corpus(
     resume: bool = False,
     partition: tuple[int, int] = (MOST_TEXTS, MOST_CHARACTERS),
     report: Callable[[Progress], None] = lambda progress: None,
+    say: Callable[[str], None] = lambda line: None,
     write: Callable[[Analysis], None] = lambda result: None,
     revision: str | None = None,
     device: str = "auto",
@@ -93,6 +103,8 @@ def analyze_corpus(
         seed: Of what is drawn at random.
         tokenizer: A tokenizer, or the name of one, to take instead of the model's own; a name where there are workers.
         layer, head, stack, rules, metrics, engine, max_length, strict_length, words, exclude_special: As for `analyze`.
+        types, conllu, mentions, haystack, needles, ablate_check, say: As for `analyze`. Types that bring their own
+            inputs are measured once, at the end.
         decoder_text: For encoder-decoders, what the decoder reads beside every text; generated greedily if not given.
         batch_size: Texts a forward pass at most; chosen by length if not given.
         maps: Keep the first measured text's attention matrices, as for `analyze`.
@@ -116,6 +128,10 @@ def analyze_corpus(
         raise InputError("there is no corpus", "give data: a file, a directory, or texts")
     check_maps(maps)
     _check(sample, until, partition, resume, checkpoint, engine)
+    files = {"conllu": conllu, "mentions": mentions, "haystack": haystack, "needles": needles}
+    choice = choose(types, **files, ablate=ablate_check, seed=seed)
+    if choice is not None:
+        check_files(choice)
     shared: dict[str, Any] = {"words": words, "exclude_special": exclude_special, "max_length": max_length}
     loading: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
     job = Job(
@@ -128,6 +144,7 @@ def analyze_corpus(
         tokenizer=tokenizer if isinstance(tokenizer, str) else None,
         loading=loading | {"trust_remote_code": trust_remote_code},
         engine=engine,
+        types=() if choice is None else tuple(t.name for t in choice.text_types),
         decoder_text=decoder_text,
         strict_length=strict_length,
         batch_size=batch_size,
@@ -153,6 +170,8 @@ def analyze_corpus(
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
         result = analysis_of(total.summary, job, info, texts.skipped)
         result = replace(result, warnings=(*result.warnings, *plugin_warnings(rules, metrics, job.shown)))
+        if choice is not None:
+            result = with_types(result, choice, total.summary, job, model, tokenizer, say)
         if maps:
             first = texts.numbered(total.summary.first_text)
             told: dict[str, Any] = {"tokenizer": tokenizer, "layer": layer, "head": head, "stack": stack}

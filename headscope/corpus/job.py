@@ -21,6 +21,7 @@ class Job:
         layer, head, stack: Which heads are measured.
         rules, names: The rule set, and the metrics beside its own.
         engine, words, exclude_special, max_length, strict_length, batch_size: As for `analyze`.
+        types: Types of heads that are measured on the texts.
         decoder_text: What an encoder-decoder's decoder reads beside every text; generated where it is None.
         per_text: Whether each text's values come back.
         strict: Whether a text of which the tokenizer makes nothing ends the run.
@@ -37,6 +38,7 @@ class Job:
     tokenizer: str | None = None
     loading: Mapping[str, Any] = field(default_factory=dict)
     engine: str = "auto"
+    types: tuple[str, ...] = ()
     words: bool = False
     exclude_special: bool = False
     decoder_text: str | None = None

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from headscope.corpus.part import Part
 from headscope.corpus.summary import Summary
+from headscope.heads.catalogue.layer_types import LayerTypes
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.sums import LayerSums
 from headscope.results import ModelInfo, Stack
 
-_META, _TABLE = "meta", "table"
+_META, _TABLE, _TYPES = "meta", "table", "types"
 _PLAIN = ("first", "texts", "tokens", "truncated", "longest", "limit", "unknown", "known", "skipped", "first_text")
 _TUPLES = ("first_tokens", "engines", "warnings")
 
@@ -28,6 +29,8 @@ def to_bytes(part: Part) -> bytes:
     arrays: dict[str, NDArray[Any]] = {}
     for place, sums in enumerate(summary.sums.values()):
         arrays |= {f"{place}/{name}": array for name, array in sums.to_arrays().items()}
+    for place, types in enumerate(summary.types.values()):
+        arrays |= {f"{_TYPES}{place}/{name}": array for name, array in types.to_arrays().items()}
     if part.table is not None:
         arrays |= {f"{_TABLE}/{name}": np.asarray(column) for name, column in part.table.items()}
     meta = {
@@ -38,6 +41,7 @@ def to_bytes(part: Part) -> bytes:
         "model": None if summary.model is None else asdict(summary.model),
         "facts": [asdict(fact) for fact in summary.facts.values()],
         "sums": [list(layer) for layer in summary.sums],
+        "types": [list(layer) for layer in summary.types],
     }
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     out = io.BytesIO()
@@ -60,6 +64,9 @@ def from_bytes(data: bytes) -> Part:
         group, _, rest = name.partition("/")
         groups.setdefault(group, {})[rest] = array
     sums = {(stack, layer): LayerSums.from_arrays(groups[str(i)]) for i, (stack, layer) in enumerate(meta["sums"])}
+    types = {
+        (stack, layer): LayerTypes.from_arrays(groups[f"{_TYPES}{i}"]) for i, (stack, layer) in enumerate(meta["types"])
+    }
     facts = [LayerFacts(**_tuples(fact)) for fact in meta["facts"]]
     found = _tuples(meta["summary"])
     summary = Summary(
@@ -68,6 +75,7 @@ def from_bytes(data: bytes) -> Part:
         model=None if meta["model"] is None else _model(meta["model"]),
         facts={(fact.stack, fact.layer): fact for fact in facts},
         sums=sums,
+        types=types,
     )
     return Part(meta["number"], meta["digest"], summary, groups.get(_TABLE, {}) if meta["table"] else None)
 

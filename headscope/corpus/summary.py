@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from headscope.heads.catalogue.layer_types import LayerTypes
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.statistics import Layer
 from headscope.heads.sums import LayerSums
 from headscope.results import ModelInfo
+
+Sums = TypeVar("Sums", LayerSums, LayerTypes)
 
 # Warnings and skipped texts that are named.
 MOST_NAMED = 10
@@ -31,6 +35,7 @@ class Summary:
         model: None before anything was measured.
         engines: The engines that ran.
         facts, sums: By layer, in the model's order.
+        types: By layer, what the texts showed of types of heads; empty where none are asked for.
         warnings: One line each, as often as not the same for all texts.
     """
 
@@ -50,6 +55,7 @@ class Summary:
     engines: tuple[str, ...] = ()
     facts: Mapping[Layer, LayerFacts] = field(default_factory=dict)
     sums: Mapping[Layer, LayerSums] = field(default_factory=dict)
+    types: Mapping[Layer, LayerTypes] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def __add__(self, other: Summary) -> Summary:
@@ -73,6 +79,11 @@ class Summary:
             engines=tuple(sorted({*a.engines, *b.engines})),
             facts={layer: a.facts[layer] if layer in a.facts else b.facts[layer] for layer in _layers(a, b)},
             sums={layer: _sum(a.sums.get(layer), b.sums.get(layer)) for layer in _layers(a, b)},
+            types={
+                layer: _sum(a.types.get(layer), b.types.get(layer))
+                for layer in _layers(a, b)
+                if layer in a.types or layer in b.types
+            },
             warnings=tuple(dict.fromkeys((*a.warnings, *b.warnings)))[:MOST_NAMED],
         )
 
@@ -83,7 +94,7 @@ def _layers(a: Summary, b: Summary) -> list[Layer]:
     return list(dict.fromkeys((*more.sums, *less.sums)))
 
 
-def _sum(a: LayerSums | None, b: LayerSums | None) -> LayerSums:
+def _sum(a: Sums | None, b: Sums | None) -> Sums:
     if a is None or b is None:
         found = a if b is None else b
         assert found is not None

@@ -17,6 +17,7 @@ from headscope.corpus.summary import MOST_NAMED, Summary
 from headscope.corpus.table import table_of
 from headscope.errors import InputError
 from headscope.heads.arguments import loaded_model
+from headscope.heads.catalogue.text_types import TEXT_TYPES
 from headscope.heads.describe import model_info
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.measuring import Measured, Measuring
@@ -74,6 +75,7 @@ class Worker:
             job.engine,
             job.words,
             job.exclude_special,
+            tuple(TEXT_TYPES[name] for name in job.types),
         )
 
     def measure(self, partition: Partition) -> Part:
@@ -155,6 +157,7 @@ class Worker:
             engines=(measured.engine,),
             facts=facts,
             sums={key: LayerSums.of(measured.values[key], self.job.rules) for key in facts},
+            types={key: measured.types[key] for key in facts if key in measured.types},
             warnings=(*self.loaded.warnings, *prepared.warnings, *measured.warnings),
         )
 

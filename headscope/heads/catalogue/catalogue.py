@@ -30,8 +30,8 @@ from headscope.heads.statistics import Layer
 from headscope.models.inputs import Prepared
 from headscope.results import HeadRecord
 
-# Sequences of the ablation check: a forward pass of these a draw.
-_SEQUENCES, _LENGTH = 8, 50
+# Sequences of the ablation check, a forward pass of these a draw, and heads that are zeroed at most.
+_SEQUENCES, _LENGTH, _ZEROED = 8, 50, 10
 # Types that do not say where a head attends.
 _NOT_WHERE = ("copying", "redundant")
 # Why a type was not measured, on texts and by a probe that ran.
@@ -168,14 +168,17 @@ def _check_named(choice: Choice, infos: Sequence[TypeInfo]) -> None:
 
 
 def _ablated(probing: Probing, choice: Choice, got: _Gathered) -> Mapping[str, Any]:
-    ranked = [(p, r.score) for p, records in got.evidence.items() for r in records if r.type == "induction"]
-    if not ranked:
+    """What zeroing the strongest induction heads does; of a model without any, of those that score most."""
+    found = [(p, r) for p, records in got.evidence.items() for r in records if r.type == "induction"]
+    if not found:
         raise ModelError(
             "no head's induction could be measured: there is nothing to check", "Leave --ablate-check out."
         )
-    ranked.sort(key=lambda item: -item[1])
+    claimed = [(p, r) for p, r in found if r.claimed]
+    ranked = sorted(((p, r.score) for p, r in claimed or found), key=lambda item: -item[1])
+    top = min(_ZEROED, len(claimed) or max(1, len(found) // 2))
     repeated = repeated_ids(probing.loaded, sequences=_SEQUENCES, length=_LENGTH, seed=choice.seed + 1000)
-    return ablation_check(probing, ranked, repeated=repeated)
+    return ablation_check(probing, ranked, top=top, repeated=repeated)
 
 
 def _sinks(

@@ -6,7 +6,7 @@ alone, had it not been chosen on other rows than those that it is measured on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,41 +23,47 @@ from headscope.heads.clusters import ClusterSums
 _LEAST_ROWS = 8
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class ColumnSums:
     """Sums over the rows of one batch.
 
     Attributes:
         received: float32, (batch, head, half, key): weights from other rows, summed.
-        rows: The last rows that were added.
+        counts, expected: (batch, half, key): other rows that see a key, and what even attention of those gives it.
+        ordinary: bool, (batch or 1, key): keys that are asked about.
     """
 
-    received: Tensor | float = 0.0
-    rows: Rows | None = None
+    received: Tensor
+    counts: Tensor
+    expected: Tensor
+    ordinary: Tensor
 
-    def add(self, rows: Rows) -> None:
-        """Add rows."""
+    @staticmethod
+    def of(rows: Rows) -> ColumnSums:
+        """Those of some rows, of which no tensor is kept."""
         received = rows.received().clone()
         own, real = Target(offset=0), rows.positions < rows.lengths[:, None]
         halves = torch.stack([real & (rows.positions % 2 == parity) for parity in (0, 1)], dim=1)
-        diagonal = (rows.at(own) * (rows.has(own) & rows.sees(own)))[:, :, None] * halves[:, None]
+        weights = rows.at(own).masked_fill(~(real[:, None] & rows.has(own) & rows.sees(own)), 0)
+        diagonal = weights[:, :, None] * halves[:, None]
         keys = min(rows.size, received.shape[-1] - rows.first_row)
         received[..., rows.first_row : rows.first_row + keys] -= diagonal[..., :keys]
-        self.received = self.received + received
-        self.rows = rows
+        return ColumnSums(received, *_columns_of(rows), _ordinary(rows))
+
+    def __add__(self, other: ColumnSums) -> ColumnSums:
+        """Together with more rows of the same layer and batch."""
+        return replace(self, received=self.received + other.received)
 
     def chosen(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of each text and head: the column, its mean weight on odd rows, what even attention gives it, whether any is.
 
         (batch, head) each.
         """
-        assert self.rows is not None and isinstance(self.received, Tensor)
-        counts, expected = _columns_of(self.rows)
-        mean = self.received / counts[:, None].clamp(min=1)
-        allowed = (counts >= _LEAST_ROWS).all(dim=1) & _ordinary(self.rows)
+        mean = self.received / self.counts[:, None].clamp(min=1)
+        allowed = (self.counts >= _LEAST_ROWS).all(dim=1) & self.ordinary
         column = mean[:, :, 0].masked_fill(~allowed[:, None], -1.0).argmax(dim=-1)
         score = mean[:, :, 1].gather(-1, column[..., None])[..., 0]
-        chance = (expected[:, 1] / counts[:, 1].clamp(min=1)).expand(len(column), -1).gather(-1, column)
+        chance = (self.expected[:, 1] / self.counts[:, 1].clamp(min=1)).expand(len(column), -1).gather(-1, column)
         return column, score, chance, allowed.any(dim=-1)[:, None].expand(column.shape)
 
 
@@ -84,7 +90,7 @@ def _ordinary(rows: Rows) -> Tensor:
 
 
 def _columns_of(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Other rows of each half that see a column, and what even attention of those gives it, (batch or 1, half, key)."""
+    """Other rows of each half that see a column, and what even attention of those gives it, (batch, half, key)."""
     view, lengths = rows.view, rows.lengths
     found: tuple[Tensor, Tensor] = view.remember(("columns", lengths), lambda: _count(view, lengths))
     return found

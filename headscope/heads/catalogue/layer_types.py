@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,37 @@ class LayerTypes:
             examples={
                 n: _first(self.examples.get(n, ()), other.examples.get(n, ()))
                 for n in _names(self.examples, other.examples)
+            },
+        )
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything as arrays by name, for `numpy.savez`."""
+        texts = {
+            "measures": list(self.measures),
+            "above": list(self.above),
+            "trivial": {name: dict(found) for name, found in self.trivial.items()},
+            "examples": {
+                name: [None if e is None else e.to_dict() for e in found] for name, found in self.examples.items()
+            },
+        }
+        numbers = [[getattr(sums, f.name) for f in fields(ClusterSums)] for sums in self.measures.values()]
+        return {
+            "plain": np.frombuffer(json.dumps(texts).encode(), dtype=np.uint8),
+            "sums": np.array(numbers),
+            "texts_above": np.array(list(self.above.values())),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> LayerTypes:
+        """What `to_arrays` gave. Raises KeyError where an array is missing."""
+        plain = json.loads(arrays["plain"].tobytes())
+        return cls(
+            measures={n: ClusterSums(*sums) for n, sums in zip(plain["measures"], arrays["sums"], strict=True)},
+            trivial={n: {k: (v[0], v[1]) for k, v in found.items()} for n, found in plain["trivial"].items()},
+            above={n: (a[0], a[1]) for n, a in zip(plain["above"], arrays["texts_above"], strict=True)},
+            examples={
+                n: tuple(None if e is None else Example.from_dict(e) for e in found)
+                for n, found in plain["examples"].items()
             },
         )
 

@@ -96,9 +96,13 @@ def breadth(rows: Rows) -> dict[str, RowValues]:
 
 
 def _ever_seen(rows: Rows, target: Target) -> bool:
-    """Whether any row sees its target; the own key counts always."""
-    known: bool = rows.view.remember(("ever", target), lambda: bool((rows.has(target) & rows.sees(target)).any()))
-    return known or target.offset == 0
+    """Whether any row of the layer, in this block or not, sees its target; the own key counts always."""
+    view = rows.view
+
+    def find() -> bool:
+        return bool(view.at(target.positions(torch.arange(view.rows, device=rows.valid.device))).any())
+
+    return target.offset == 0 or view.remember(("ever", target), find)
 
 
 def _elsewhere(rows: Rows, away: int) -> Tensor:

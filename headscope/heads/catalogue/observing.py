@@ -35,6 +35,8 @@ TRIVIAL = {
 class _Shared:
     """What is the same for all layers that see the same: by measure, rows that count and chance, by cluster.
 
+    Where it depends on a head's weights which rows count, it is one layer's own.
+
     Attributes:
         cluster: float64, (batch, rows, cluster): 1 where a row is in a cluster.
         counts, expected: float64, (batch, cluster, 1).
@@ -63,14 +65,14 @@ class TypeStatistics:
     texts: int
     examples: Examples | None = None
     _values: dict[Layer, dict[str, tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
-    _shared: dict[tuple[int, ...], _Shared] = field(default_factory=dict)
+    _shared: dict[tuple[object, ...], _Shared] = field(default_factory=dict)
     _used: dict[Layer, dict[str, list[_Shared]]] = field(default_factory=dict)
     _columns: dict[Layer, ColumnSums] = field(default_factory=dict)
 
     def rows(self, site: Site, rows: Rows) -> None:
         """Add rows to the sums of their layer."""
         layer = (site.stack, site.layer)
-        shared = self._shared_by(rows)
+        shared = self._shared_by(layer, rows)
         for measures in dict.fromkeys(t.measures for t in self.types if t.measures is not None):
             found = measures(rows)
             if found:
@@ -80,7 +82,8 @@ class TypeStatistics:
         if self.examples is not None:
             self.examples.keep(site, rows)
         if not rows.cross and any(t.name == COLUMN_SINK for t in self.types):
-            self._columns.setdefault(layer, ColumnSums()).add(rows)
+            sums = ColumnSums.of(rows)
+            self._columns[layer] = self._columns[layer] + sums if layer in self._columns else sums
 
     def _add(self, layer: Layer, shared: _Shared, found: Mapping[str, RowValues]) -> None:
         """Sums by cluster, all measures in one product."""
@@ -109,16 +112,17 @@ class TypeStatistics:
         return result
 
     # -------------------------------------------------------------- details
-    def _shared_by(self, rows: Rows) -> _Shared:
-        key = (id(rows.view), id(rows.tokens), id(rows.lengths), rows.first_row)
+    def _shared_by(self, layer: Layer, rows: Rows) -> _Shared:
+        own = layer if rows.valid.shape[1] > 1 else None
+        key = (id(rows.view), id(rows.tokens), id(rows.lengths), rows.first_row, own)
         if key not in self._shared:
             cluster = _clusters(rows, max(1, CLUSTERS // max(1, self.texts)))
             self._shared[key] = _Shared(cluster, (rows.view, rows.tokens, rows.lengths))
         return self._shared[key]
 
     def _known(self, shared: _Shared, measures: Measures, rows: Rows, found: Mapping[str, RowValues]) -> None:
-        """Find out what all layers share, of measures that are new, and of rows that count for some heads only."""
-        if rows.valid.shape[1] == 1 and found.keys() <= shared.counts.keys():
+        """Find out what layers share, of measures that are new."""
+        if found.keys() <= shared.counts.keys():
             return
         even = measures(UniformRows.like(rows))
         whole = torch.ones_like(shared.cluster[..., 0], dtype=torch.bool)[:, None]

@@ -45,6 +45,12 @@ class Example:
         keys = [{"position": k.position, "token": k.token, "weight": k.weight} for k in self.keys]
         return {"text": self.text, "query": {"position": self.position, "token": self.token}, "keys": keys}
 
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> Example:
+        """What `to_dict` gave."""
+        keys = tuple(Looked(k["position"], k["token"], k["weight"]) for k in found["keys"])
+        return Example(found["text"], found["query"]["position"], found["query"]["token"], keys)
+
 
 @dataclass(frozen=True)
 class TypeRecord:
