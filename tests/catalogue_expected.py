@@ -110,6 +110,7 @@ def type_columns(result: Analysis) -> dict[str, list[str]]:
 
 EVIDENCE = (
     "L1H0 induction: 'cat' looks at 'sat' 0.555, in: the cat sat on the mat",
+    "L1H0 induction, which attends less by 0.611 without L0H1, 0.099 without L0H2",
     "L0H1 previous_token: 'mat' looks at 'the' 0.912, '.' 0.041, in: the cat sat on the mat",
     "L1H2 syntax (nsubj to head): 'sat' looks at 'cat' 0.777, in: the cat sat on the mat"
     " (score 0.651, offset -1 alone 0.338)",

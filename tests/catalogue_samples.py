@@ -36,11 +36,15 @@ INFOS = (
     TypeInfo("retrieval", "copies needles", "Wu et al. 2025", 0, 0, None, "it needs a causal model"),
 )
 
+PARTNERS = [
+    {"stack": "self", "layer": 0, "head": head, "drop": drop, "k_composition": None}
+    for head, drop in ((1, 0.611), (2, 0.099), (3, 0.012), (0, -0.02))
+]
 _SYNTAX = {"relation": "nsubj", "direction": "dependent_to_head", "difference": 0.313}
 _TYPES: dict[tuple[int, int], tuple[TypeRecord, ...]] = {
     (0, 1): (type_record("previous_token", 0.871, example=example("mat", ("the", 0.912), (".", 0.041))),),
     (1, 0): (
-        type_record("induction", 0.734, example=example("cat", ("sat", 0.555))),
+        type_record("induction", 0.734, example=example("cat", ("sat", 0.555)), details={"partners": PARTNERS}),
         type_record("redundant", 0.042, chance=None, low=None, high=None, details={"partner": "L2H2"}),
     ),
     (1, 2): (

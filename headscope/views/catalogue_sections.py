@@ -147,6 +147,7 @@ def evidence_section(analysis: Analysis, catalogue: Catalogue) -> Section:
             head, record, example = shown
             name = head_name(head.stack, head.layer, head.head, several)
             lines.append(f"{name} {record.type}{_what(record.details)}: {_looks(example)}{_trivial(record)}")
+            lines += [f"{name} {record.type}, {line}" for line in _partners(record, several)]
     return Section("what they look at", lines=tuple(lines), quiet=False)
 
 
@@ -160,6 +161,16 @@ def _what(details: Mapping[str, Any]) -> str:
     if "relation" in details and "direction" in details:
         return f" ({details['relation']} {DIRECTIONS.get(str(details['direction']), details['direction'])})"
     return f" (like {details['partner']})" if isinstance(details.get("partner"), str) else ""
+
+
+def _partners(record: TypeRecord, several: bool) -> Iterator[str]:
+    """The heads without which it does less, the one that it needs most first."""
+    partners = [p for p in record.details.get("partners", ()) if p["drop"] > 0][:NAMED]
+    if partners:
+        drops = [
+            f"{number(p['drop'])} without {head_name(p['stack'], p['layer'], p['head'], several)}" for p in partners
+        ]
+        yield f"which attends less by {', '.join(drops)}"
 
 
 def _trivial(record: TypeRecord) -> str:
