@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headscope.attention.reference import MultiHeadAttention as MultiHeadAttention
     from headscope.attention.torch_attention import efficient_mha as efficient_mha
     from headscope.attention.torch_mha import MultiHeadAttentionTorch as MultiHeadAttentionTorch
+    from headscope.comparison.compare import compare as compare
     from headscope.corpus.command import analyze_corpus as analyze_corpus
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads.analysis import analyze as analyze
@@ -37,6 +38,7 @@ _HOME = {
     "analyze": "headscope.heads.analysis",
     "analyze_corpus": "headscope.corpus.command",
     "analyze_head_patterns": "headscope.heads.lesson",
+    "compare": "headscope.comparison.compare",
     "convert": "headscope.pruning.convert",
     "efficient_mha": "headscope.attention.torch_attention",
     "explain_head": "headscope.proof.explain",
@@ -60,6 +62,7 @@ __all__ = [
     "analyze",
     "analyze_corpus",
     "analyze_head_patterns",
+    "compare",
     "convert",
     "efficient_mha",
     "explain_head",

@@ -12,6 +12,7 @@ import typer
 
 from headscope import __version__
 from headscope.cli.analyze import analyze
+from headscope.cli.compare import compare
 from headscope.cli.convert import convert
 from headscope.cli.errors import report, reported
 from headscope.cli.importance import importance
@@ -29,6 +30,7 @@ app.command()(verify)
 app.command()(importance)
 app.command()(prune)
 app.command()(convert)
+app.command()(compare)
 
 
 def _print_version(wanted: bool) -> None:

@@ -24,19 +24,19 @@ def assign(cost: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.in
     Raises:
         InputError: `cost` has no two axes, or something in it is not finite.
     """
-    cost = np.asarray(cost, dtype=np.float64)
-    if cost.ndim != 2 or not np.isfinite(cost).all():
+    costs: NDArray[np.float64] = np.asarray(cost, dtype=np.float64)
+    if costs.ndim != 2 or not np.isfinite(costs).all():
         raise InputError("costs to assign by are not a matrix of finite numbers")
-    if cost.shape[0] > cost.shape[1]:
-        columns, rows = assign(cost.T)
+    count, others = costs.shape
+    if count > others:
+        columns, rows = assign(costs.T)
         order = np.argsort(rows)
         return rows[order], columns[order]
-    row_of = np.full(cost.shape[1], -1)
-    column_of = np.full(cost.shape[0], -1)
-    duals = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
-    for row in range(len(cost)):
-        _enter(cost, row, row_of, column_of, *duals)
-    return np.arange(len(cost)), column_of
+    row_of, column_of = np.full(others, -1), np.full(count, -1)
+    row_dual, column_dual = np.zeros(count), np.zeros(others)
+    for row in range(count):
+        _enter(costs, row, row_of, column_of, row_dual, column_dual)
+    return np.arange(count), column_of
 
 
 def _enter(
