@@ -2,8 +2,8 @@
 
     python benchmarks/catalogue.py [--model packaged|smollm2|DIRECTORY] [--length 1024] [--rounds 5]
 
-In rounds: the core metrics, then the core metrics with all types that need no inputs of their own, of one text of Python's
-help, in the same process. The ratio is the median over rounds; the goal is at most 1.3 at 1,024 tokens.
+In rounds: the core metrics, then the core metrics with all types that need no inputs of their own, of one text of
+Python's help, in the same process. The ratio is the median over rounds; the goal is at most 1.3 at 1,024 tokens.
 """
 
 from __future__ import annotations
