@@ -219,7 +219,9 @@ class RowBlock(Rows):
         """(batch, head, 2, key): each key's sum of weights over the real rows at even, and at odd positions."""
         real = self.positions < self.lengths[:, None]
         halves = torch.stack([real & (self.positions % 2 == parity) for parity in (0, 1)], dim=1)
-        return halves[:, None].float() @ self.weights
+        # Rows of padding may hold anything, NaN too, which a product with zero would spread.
+        weights = self.weights if bool(real.all()) else self.weights.masked_fill(~real[:, None, :, None], 0)
+        return halves[:, None].float() @ weights
 
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Axis:
     lengths: Tensor
     special: Tensor
     tokens: KeyTokens | None = None
+    _grouped: list[tuple[Tensor, Axis]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def valid(self) -> Tensor:
@@ -51,6 +52,21 @@ class Axis:
         """The same axis on another device."""
         tokens = None if self.tokens is None else self.tokens.to(device)
         return Axis(self.lengths.to(device), self.special.to(device), tokens)
+
+    def grouped(self, groups: Tensor) -> Axis:
+        """Words in place of their pieces; one object for all layers, so that consumers know what they share.
+
+        Args:
+            groups: int64, (batch, n): each token's word, counted from 0; -1 leaves a token out.
+        """
+        for known, axis in self._grouped:
+            if torch.equal(known, groups):
+                return axis
+        lengths = groups.max(dim=1).values + 1
+        special = (_membership(groups) @ self.special[:, :, None].float())[..., 0] > 0
+        tokens = None if self.tokens is None else merged(self.tokens, groups, lengths, special)
+        self._grouped.append((groups, Axis(lengths, special, tokens)))
+        return self._grouped[-1][1]
 
 
 @dataclass(frozen=True)
@@ -292,7 +308,7 @@ def regroup(matrix: Matrix, groups: tuple[Tensor, Tensor], renormalise: bool) ->
     counted = matrix.weights.float().masked_fill(~matrix.valid[..., None], 0)
     weights = average[:, None] @ counted @ columns.mT[:, None]
     seen = (rows[:, None] @ matrix.visible.float() @ columns.mT[:, None]) > 0
-    query, key = _grouped(matrix.query, groups[0]), _grouped(matrix.key, groups[1])
+    query, key = matrix.query.grouped(groups[0]), matrix.key.grouped(groups[1])
     valid = query.valid[:, None]
     if renormalise:
         left = weights.sum(dim=-1, keepdim=True)
@@ -305,9 +321,3 @@ def _membership(groups: Tensor) -> Tensor:
     """float32, (batch, group, token): 1 where a token belongs to a group."""
     count = max(int(groups.max()) + 1, 1)
     return (groups[:, None, :] == torch.arange(count, device=groups.device)[None, :, None]).float()
-
-
-def _grouped(axis: Axis, groups: Tensor) -> Axis:
-    members = _membership(groups)
-    lengths, special = groups.max(dim=1).values + 1, (members @ axis.special[:, :, None].float())[..., 0] > 0
-    return Axis(lengths, special, None if axis.tokens is None else merged(axis.tokens, groups, lengths, special))

@@ -75,6 +75,7 @@ class ClusterSums:
         """One-sided p-value of a score no better than expected; NaN without an eligible row.
 
         By Student's t of the mean gain; never below 2 ** -clusters, which is all that the signs of so many gains say.
+        Far out in the tail p is too small for few gains that are skewed to the left, as where chance is near one.
         """
         gain = self.score - self.chance
         error = self._error(self.gain2, self.gain_rows, gain)

@@ -187,7 +187,7 @@ def _pointed(measures: Measures, rows: Rows, target: Target, wanted: Collection[
         found = measures(block)
         for name in wanted:
             value, eligible = found[name]
-            counted = eligible.expand(value.shape)
-            total = float(value.masked_fill(~counted, 0).sum(dtype=torch.float64))
+            counted = eligible & torch.ones_like(value, dtype=torch.bool)
+            total = float(torch.where(counted, value, 0).sum(dtype=torch.float64))
             sums[name] = (sums[name][0] + total, sums[name][1] + float(counted.sum()))
     return sums
