@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headscope.pruning.curve import prune_curve as prune_curve
     from headscope.pruning.prune import prune_heads as prune_heads
     from headscope.pruning.save import save_pruned as save_pruned
+    from headscope.sizing.size import size as size
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOME = {
     "prune_heads": "headscope.pruning.prune",
     "read_reference": "headscope.proof.reference",
     "save_pruned": "headscope.pruning.save",
+    "size": "headscope.sizing.size",
     "verify": "headscope.proof.verify",
 }
 
@@ -75,6 +77,7 @@ __all__ = [
     "prune_heads",
     "read_reference",
     "save_pruned",
+    "size",
     "verify",
 ]
 

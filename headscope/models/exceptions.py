@@ -82,6 +82,9 @@ NOT_PRUNABLE = {
 # Attributes that are true of attention modules whose keys and values serve other layers, too.
 SHARES_KEYS = ("is_kv_shared_layer", "store_full_length_kv")
 
+# Classes that repeat keys and values for each query head before they are cached, by name; with one for all they do not.
+CACHES_EVERY_HEAD = {"FalconAttention"}
+
 # Classes whose masks have a row of their own for each head, by name.
 PER_HEAD_MASKS = {
     "EomtAttention",

@@ -42,7 +42,7 @@ from headscope.models.source import Source, find_source
 if TYPE_CHECKING:
     from headscope.pruning.load import RemovedHeads
 
-__all__ = ["LoadedModel", "default_model_name", "load", "load_model", "wrap_model"]
+__all__ = ["FoundConfig", "LoadedModel", "default_model_name", "load", "load_model", "read_config", "wrap_model"]
 
 
 @dataclass
@@ -204,14 +204,71 @@ def wrap_model(
     return loaded
 
 
-def resolve(name: str | PathLike[str] | None, revision: str | None) -> tuple[str, Source]:
-    """The name to show and the source to load; packaged weights are checked on the way."""
+@dataclass(frozen=True)
+class FoundConfig:
+    """What a model's configuration says, without its weights.
+
+    Attributes:
+        name: As the user named it.
+        config: Of the original model, where heads were removed from the checkpoint.
+        removed: Which heads the checkpoint lacks, None where it has all.
+        auto: The class that the checkpoint was saved from, or the auto class that leads to it; None where transformers
+            knows no class for it.
+    """
+
+    name: str
+    config: PreTrainedConfig
+    removed: RemovedHeads | None
+    auto: Any
+
+
+def read_config(
+    name: str | PathLike[str] | None = None, *, revision: str | None = None, trust_remote_code: bool = False
+) -> FoundConfig:
+    """Read a model's configuration and nothing else.
+
+    A type that transformers does not know gives a plain configuration with what its config.json says; the code that
+    comes with such a model is run with `trust_remote_code` only.
+
+    Raises:
+        ModelError: There is none, or it cannot be read.
+    """
+    name, source = resolve(name, revision, weights=False)
+    common = source.arguments() | {"trust_remote_code": trust_remote_code}
+    try:
+        with quiet():
+            config, removed = _unknown_config(source, common) or _config(source, common)
+    except Exception as error:  # transformers raises nearly every class there is; all mean: cannot be read
+        raise _load_error(name, source, error) from error
+    try:
+        auto = own_class_of(config, gguf=source.gguf_file is not None)
+    except ValueError:
+        auto = None
+    return FoundConfig(name, config, removed, auto)
+
+
+def _unknown_config(source: Source, common: dict[str, Any]) -> tuple[PreTrainedConfig, None] | None:
+    if source.gguf_file is not None or common["trust_remote_code"]:
+        return None
+    found = PreTrainedConfig.get_config_dict(source.path, **common)[0]
+    kind = found.get("model_type")
+    if not kind or kind in CONFIG_MAPPING or found.get("headscope"):
+        return None
+    config = PreTrainedConfig()
+    # As they are: of its own accord the class leaves out what belongs to generation.
+    vars(config).update({"dtype": found.get("torch_dtype")} | found)
+    return config, None
+
+
+def resolve(name: str | PathLike[str] | None, revision: str | None, *, weights: bool = True) -> tuple[str, Source]:
+    """The name to show and the source to load; with `weights`, packaged ones are checked on the way."""
     directory = packaged.packaged_directory()
     wanted = default_model_name() if name is None else os.fspath(name)
     if directory is not None and (wanted == packaged.SHORT_NAME or Path(wanted) == directory):
         if wanted == packaged.SHORT_NAME and Path(wanted).is_dir():
             return wanted, find_source(wanted, revision)
-        packaged.check_packaged_weights(directory)
+        if weights:
+            packaged.check_packaged_weights(directory)
         return (packaged.SHORT_NAME if name is None else wanted), Source(str(directory), local=True)
     return wanted, find_source(wanted, revision)
 

@@ -1,0 +1,1 @@
+"""What a model's attention takes, in parameters and bytes, from its configuration alone."""
