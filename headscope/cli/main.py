@@ -17,6 +17,7 @@ from headscope.cli.convert import convert
 from headscope.cli.errors import report, reported
 from headscope.cli.importance import importance
 from headscope.cli.prune import prune
+from headscope.cli.size import size
 from headscope.cli.verify import verify
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command()(verify)
 app.command()(importance)
 app.command()(prune)
 app.command()(convert)
+app.command()(size)
 app.command()(compare)
 
 
