@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headscope.pruning.prune import prune_heads as prune_heads
     from headscope.pruning.save import save_pruned as save_pruned
     from headscope.sizing.size import size as size
+    from headscope.views.heatmap import heatmap as heatmap
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ _HOME = {
     "extract_attention_patterns": "headscope.heads.lesson",
     "find_pruneable_heads_and_indices": "headscope.pruning.compat",
     "head_importance": "headscope.importance.command",
+    "heatmap": "headscope.views.heatmap",
     "load": "headscope.models.loading",
     "prune": "headscope.pruning.command",
     "prune_curve": "headscope.pruning.curve",
@@ -71,6 +73,7 @@ __all__ = [
     "extract_attention_patterns",
     "find_pruneable_heads_and_indices",
     "head_importance",
+    "heatmap",
     "load",
     "prune",
     "prune_curve",

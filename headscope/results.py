@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from headscope.attention.explain import Step
     from headscope.heads.catalogue.result import Catalogue, TypeRecord
+    from headscope.heads.medium import Medium
 
 ANALYSIS_SCHEMA = "headscope/analysis@1"
 
@@ -204,7 +205,7 @@ class AttentionMap:
     far edges. Keys that a row cannot see count in a tile's mean as the zeros that they are in the matrix.
 
     Attributes:
-        heads: The head numbers, in the order of the first axis of `weights`.
+        heads: The head numbers, in the order of the first axis of `weights`; none where that is a mean over heads.
         weights: float32, (heads, query, key); pooled, the mean of each tile.
         queries: One readable label a row; pooled, the positions that it stands for, such as `32–63`.
         keys: One readable label a column, in the same way.
@@ -232,7 +233,12 @@ def tile_labels(count: int, tile: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Everything that one analysis found; `to_dict` is the JSON contract's object."""
+    """Everything that one analysis found; `to_dict` is the JSON contract's object.
+
+    Attributes:
+        maps: The first text's attention, for pictures.
+        media: For stacks that read no text, by name: the image or sound that the maps lie on.
+    """
 
     model: ModelInfo
     engine: str
@@ -244,6 +250,7 @@ class Analysis:
     maps: tuple[AttentionMap, ...] = field(default=(), repr=False)
     corpus: CorpusInfo | None = None
     catalogue: Catalogue | None = None
+    media: Mapping[str, Medium] = field(default_factory=dict, repr=False)
 
     def head(self, layer: int, head: int, stack: str | None = None) -> HeadRecord:
         """The record of one head. Raises KeyError where there is none, or where `stack` is needed to tell two apart."""
@@ -253,7 +260,7 @@ class Analysis:
         return found[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `headscope analyze -f json` prints; maps are left out."""
+        """The object that `headscope analyze -f json` prints; maps and media are left out."""
         return {
             "schema": ANALYSIS_SCHEMA,
             "versions": dict(self.versions),

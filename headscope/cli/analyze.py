@@ -180,7 +180,7 @@ def analyze(
         else:
             found = inputs.given(text, file, ids, decoder_text, image, audio)
             with progress("loading the model and measuring …", quiet, debug):
-                _seed_everything(seed)
+                seed_everything(seed)
                 analysis = headscope.analyze(**found, **shared, **of_types, seed=seed)
             write(analysis)
 
@@ -212,7 +212,7 @@ def _check_apart(output: Path | None, others: Mapping[str, Path | None]) -> None
             raise InputError(f"--output and {name} both name {output}", "name two files")
 
 
-def _seed_everything(seed: int) -> None:
+def seed_everything(seed: int) -> None:
     """A few architectures draw random numbers in the forward pass (hashing, random blocks, masks)."""
     import random
 

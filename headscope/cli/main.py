@@ -15,6 +15,7 @@ from headscope.cli.analyze import analyze
 from headscope.cli.compare import compare
 from headscope.cli.convert import convert
 from headscope.cli.errors import report, reported
+from headscope.cli.heatmap import heatmap
 from headscope.cli.importance import importance
 from headscope.cli.prune import prune
 from headscope.cli.size import size
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(analyze)
+app.command()(heatmap)
 app.command()(verify)
 app.command()(importance)
 app.command()(prune)

@@ -23,6 +23,7 @@ from headscope.heads.describe import model_info
 from headscope.heads.labels import head_records
 from headscope.heads.layer_facts import LayerFacts
 from headscope.heads.measuring import ENGINES, Measured, Measuring
+from headscope.heads.media import media_of
 from headscope.heads.metrics import chosen, plugin_versions, plugin_warnings
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import RuleSet, load_rules
@@ -103,7 +104,8 @@ def analyze(
         words: Merge the pieces of a word: key pieces summed, query pieces averaged.
         exclude_special: Leave special tokens out, as rows and as columns, and scale the rest to one; words come first.
         maps: Keep the first text's attention matrices in `Analysis.maps`: `True` as they are, `"pooled"` for pictures:
-            beyond 512 tokens as means and maxima of square tiles, so that memory does not grow with the length.
+            beyond 512 tokens as means and maxima of square tiles, so that memory does not grow with the length;
+            `"mean"` the mean over each layer's selected heads, for attention rollout.
         seed: Of what the catalogue draws at random.
         say: Called with lines of progress.
         revision, device, dtype, device_map, trust_remote_code: As in transformers, for a model given by name.
@@ -159,6 +161,8 @@ def analyze(
     )
     measured = measuring.run(prepared, maps)
     result = _result(loaded, prepared, measured, rule_set, names, heads)
+    if measured.maps:
+        result = replace(result, media=media_of(loaded, prepared.batches, chosen_sites, measured.maps))
     left_out = plugin_warnings(rules, metrics, (*names, *rule_set.metrics))
     result = replace(result, warnings=(*result.warnings, *left_out))
     if choice is None:

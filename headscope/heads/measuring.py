@@ -100,7 +100,8 @@ class Measuring:
         grouped = self.words or self.exclude_special
         for number, batch in enumerate(prepared.batches):
             first = batch.order.index(0) if maps and 0 in batch.order else None
-            keep = None if first is None else Keep(batch, first, self.heads, self.words, self.exclude_special, most)
+            merged = (self.words, self.exclude_special)
+            keep = None if first is None else Keep(batch, first, self.heads, *merged, most, maps == "mean")
             capture.consumers = consumers if keep is None else (*consumers, keep)
             with_example = number < _WITH_EXAMPLES
             observing.examples = Examples(batch, self.words, self.exclude_special) if with_example else None

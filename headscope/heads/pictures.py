@@ -20,14 +20,17 @@ from headscope.models.selection import Selection
 from headscope.models.sites import Site
 from headscope.results import AttentionMap, tile_labels
 
-Maps = bool | Literal["pooled"]
-"""Which matrices to keep: none, those of the model, or, of long texts, pooled ones."""
+Maps = bool | Literal["pooled", "mean"]
+"""Which matrices to keep: none, those of the model, of long texts pooled ones, or each layer's mean over its heads."""
 
 
 def check_maps(maps: Maps) -> None:
-    """Raises InputError for text that is not `pooled`."""
-    if isinstance(maps, str) and maps != "pooled":
-        raise InputError(f"maps is {maps!r}", "Give True for the model's matrices, 'pooled' for pictures, or False.")
+    """Raises InputError for text that is neither `pooled` nor `mean`."""
+    if isinstance(maps, str) and maps not in ("pooled", "mean"):
+        raise InputError(
+            f"maps is {maps!r}",
+            "Give True for the model's matrices, 'pooled' for pictures, 'mean' for means, or False.",
+        )
 
 
 def tile_of(queries: int, keys: int, most: int) -> int:
@@ -100,6 +103,7 @@ class _Layer:
     Attributes:
         heads: Their original numbers.
         places: Where they lie among the layer's heads.
+        mean: Keep their mean alone.
     """
 
     heads: tuple[int, ...]
@@ -107,6 +111,7 @@ class _Layer:
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     tiles: Tiles
+    mean: bool = False
 
     def add(self, first: int, weights: Tensor) -> bool:
         """Add the rows from `first` on, (all heads, rows, keys), without padding. Whether these are the last."""
@@ -114,6 +119,8 @@ class _Layer:
         part = weights[:, :left, : self.tiles.keys]
         if len(self.places) < len(part):
             part = torch.stack([part[place] for place in self.places])
+        if self.mean:
+            part = part.mean(dim=0, keepdim=True)
         self.tiles.add(first, part)
         return weights.shape[1] >= left
 
@@ -121,7 +128,7 @@ class _Layer:
         """Everything, on the CPU."""
         tiles = self.tiles
         if tiles.peak is None:
-            return AttentionMap(*layer, self.heads, tiles.mean(), self.queries, self.keys)
+            return AttentionMap(*layer, () if self.mean else self.heads, tiles.mean(), self.queries, self.keys)
         queries, keys = (tile_labels(n, tiles.tile) for n in (tiles.queries, tiles.keys))
         return AttentionMap(
             *layer,
@@ -145,6 +152,7 @@ class Keep:
         heads: The heads to keep; layers that have none of them are left out.
         words, exclude_special: How the batch's tokens are merged.
         most: Above so many rows or columns matrices are pooled; None pools nothing.
+        mean: Keep each layer's mean over those heads alone.
     """
 
     batch: Batch
@@ -153,6 +161,7 @@ class Keep:
     words: bool
     exclude_special: bool
     most: int | None = None
+    mean: bool = False
     _layers: dict[Layer, _Layer] = field(default_factory=dict)
     _done: dict[Layer, AttentionMap] = field(default_factory=dict)
     _labels: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
@@ -184,8 +193,9 @@ class Keep:
             for name, size in ((site.query_axis, block.view.rows), (site.key_axis, block.view.keys))
         )
         tile = 1 if self.most is None else tile_of(len(queries), len(keys), self.most)
-        tiles = Tiles.empty(len(heads), len(queries), len(keys), tile, block.weights.device)
-        return _Layer(heads, tuple(numbers.index(h) for h in heads), queries, keys, tiles)
+        matrices = min(1, len(heads)) if self.mean else len(heads)
+        tiles = Tiles.empty(matrices, len(queries), len(keys), tile, block.weights.device)
+        return _Layer(heads, tuple(numbers.index(h) for h in heads), queries, keys, tiles, self.mean)
 
     def _labels_of(self, name: str, size: int) -> tuple[str, ...]:
         """One label a token of the text, made once for all layers."""

@@ -1,4 +1,4 @@
-"""Attention matrices as figures: one head with its tokens, and all heads of a layer.
+"""Attention matrices as figures: one matrix with its tokens, and a grid of several.
 
 A map that comes pooled is that of a long text: it is drawn with a whole number of pixels a cell, with positions in
 place of tokens, and on a fourth-root scale, for weights become small when they spread over thousands of tokens.
@@ -7,47 +7,41 @@ place of tokens, and on a fourth-root scale, for weights become small when they 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from headscope.heads.medium import Heard
 from headscope.results import MOST_CELLS, Analysis, AttentionMap, HeadRecord
 from headscope.views.drawn import Drawn
-from headscope.views.figure_base import COLOR_MAP, add_title, place
+from headscope.views.figure_base import PLAIN, Look, add_title, place
 from headscope.views.figure_text import drawable, tick_labels, tick_step
+from headscope.views.sound_figure import draw_spectrogram, time_axis
 from headscope.views.text import shorten
 
 _HEAD_INCHES = 6.0
+# A picture grows up to here, so that every token of a text of a few sentences has its label.
+_MOST_INCHES = 10.0
+_SPECTROGRAM_INCHES = 0.9
 _PANEL_CELLS = 128
-_LABEL_INCHES = 0.13
+_LABEL_INCHES = 0.12
 _PANEL_LABEL_INCHES = 0.08
 _POSITION_INCHES = 0.6
 
 
-def head_figure(analysis: Analysis, attention: AttentionMap, head: int, largest: bool = False) -> Figure:
-    """One head's weights, queries down and keys across, on a scale of roots from 0 to the largest that is drawn.
-
-    Args:
-        largest: Draw each tile's largest weight instead of the mean, where the map is pooled.
+def head_figure(
+    analysis: Analysis, attention: AttentionMap, head: int, largest: bool = False, look: Look = PLAIN
+) -> Figure:
+    """One head's weights, as `matrix_figure` draws them.
 
     Raises:
         ValueError: `attention` holds no such head.
     """
     record = analysis.head(attention.layer, head, attention.stack)
-    drawn = Drawn.of(_only(attention, head), largest, MOST_CELLS)
-    width, height = panel_size(drawn.tokens, drawn.inches(min(max(0.3 * max(drawn.tokens), 1.2), _HEAD_INCHES)))
-    figure = Figure(figsize=(width, height))
-    axes = place(figure, 0, 0, width, height)
-    _draw(axes, drawn, 0)
-    if drawn.positions:
-        _position_axes(axes, drawn, (width, height))
-    else:
-        _token_axes(axes, attention, int(height / _LABEL_INCHES), int(width / _LABEL_INCHES))
-    bar_place = (width + 0.15, 0, min(max(height, 1.2), 3.0))
-    drawn.bar(figure, drawn.largest(0), "attention weight", bar_place)
-    add_title(figure, analysis, f"{drawable(attention.stack)} {record.name}: {_label(record)}{drawn.title}")
-    return figure
+    title = f"{drawable(attention.stack)} {record.name}: {_label(record)}"
+    return matrix_figure(analysis, _only(attention, head), title, largest, look)
 
 
 def _only(attention: AttentionMap, head: int) -> AttentionMap:
@@ -56,6 +50,47 @@ def _only(attention: AttentionMap, head: int) -> AttentionMap:
     part = slice(index, index + 1)
     peak = None if attention.peak is None else attention.peak[part]
     return replace(attention, heads=(head,), weights=attention.weights[part], peak=peak)
+
+
+def matrix_figure(
+    analysis: Analysis,
+    attention: AttentionMap,
+    title: str,
+    largest: bool = False,
+    look: Look = PLAIN,
+    heard: Heard | None = None,
+    what: str = "attention weight",
+) -> Figure:
+    """One matrix, queries down and keys across, on a scale of roots from 0 to the largest that is drawn.
+
+    Args:
+        attention: A map of one matrix.
+        largest: Draw each tile's largest weight instead of the mean, where the map is pooled.
+        heard: The sound that the keys are frames of; its spectrogram then stands over the matrix.
+        what: What the numbers are.
+    """
+    drawn = Drawn.of(attention, largest, MOST_CELLS, look)
+    width, height = panel_size(drawn.tokens, drawn.inches(_longest(max(drawn.tokens))))
+    above = 0.0 if heard is None else _SPECTROGRAM_INCHES + 0.06
+    figure = Figure(figsize=(width, above + height))
+    axes = place(figure, 0, above, width, height)
+    _draw(axes, drawn, 0)
+    if drawn.positions:
+        _position_axes(axes, drawn, (width, height))
+    else:
+        _token_axes(axes, attention, int(height / _LABEL_INCHES), int(width / _LABEL_INCHES))
+    if heard is not None:
+        draw_spectrogram(place(figure, 0, 0, width, _SPECTROGRAM_INCHES), heard)
+        time_axis(axes, heard, (width, height))
+    drawn.bar(figure, drawn.top(0), what, (width + 0.15, above, min(max(height, 1.2), 3.0)))
+    add_title(figure, analysis, f"{title}{drawn.title}" if look.title is None else drawable(look.title))
+    return figure
+
+
+def _longest(tokens: int) -> float:
+    """Inches of the longer side of one matrix."""
+    labelled = 1.01 * _LABEL_INCHES * tokens
+    return labelled if _HEAD_INCHES < labelled <= _MOST_INCHES else min(max(0.3 * tokens, 1.2), _HEAD_INCHES)
 
 
 def panel_size(shape: tuple[int, ...], longest: float) -> tuple[float, float]:
@@ -72,13 +107,13 @@ def _label(record: HeadRecord) -> str:
 
 
 def _draw(axes: Axes, drawn: Drawn, index: int) -> None:
-    """Draw one head's matrix, filling the panel; axes count tokens."""
-    weights = drawn.weights[index]
+    """Draw one matrix, filling the panel; axes count tokens."""
+    weights, (down, across) = drawn.weights[index], drawn.tile
     # Tiles at the far edges may reach past the last token; the limits below cut them there.
-    extent = (-0.5, weights.shape[1] * drawn.tile - 0.5, weights.shape[0] * drawn.tile - 0.5, -0.5)
-    scale = drawn.scale(drawn.largest(index))
+    extent = (-0.5, weights.shape[1] * across - 0.5, weights.shape[0] * down - 0.5, -0.5)
+    cmap, scale = drawn.look.cmap, drawn.scale(drawn.top(index))
     # Above the frame, half of whose line lies within: a sink's column may be two pixels wide.
-    axes.imshow(weights, cmap=COLOR_MAP, norm=scale, extent=extent, aspect="auto", interpolation="nearest", zorder=3)
+    axes.imshow(weights, cmap=cmap, norm=scale, extent=extent, aspect="auto", interpolation="nearest", zorder=3)
     axes.set_xlim(-0.5, drawn.tokens[1] - 0.5)
     axes.set_ylim(drawn.tokens[0] - 0.5, -0.5)
 
@@ -101,44 +136,72 @@ def _position_axes(axes: Axes, drawn: Drawn, inches: tuple[float, float]) -> Non
     axes.set_xlabel("key position", fontsize=8)
 
 
-def layer_figure(analysis: Analysis, attention: AttentionMap, largest: bool = False) -> Figure:
-    """All heads of a layer, each on a scale of roots from 0 to the largest that is drawn, which its title gives.
+def layer_figure(
+    analysis: Analysis, attention: AttentionMap, largest: bool = False, look: Look = PLAIN, heard: Heard | None = None
+) -> Figure:
+    """All heads of a layer, as `grid_figure` draws them."""
+    records = [analysis.head(attention.layer, head, attention.stack) for head in attention.heads]
+    titles = [f"H{record.head} {shorten(drawable(record.pattern), 16)}" for record in records]
+    title = f"{drawable(attention.stack)} layer {attention.layer}"
+    return grid_figure(analysis, attention, titles, title, largest, look, heard)
+
+
+def grid_figure(
+    analysis: Analysis,
+    attention: AttentionMap,
+    titles: Sequence[str],
+    title: str,
+    largest: bool = False,
+    look: Look = PLAIN,
+    heard: Heard | None = None,
+    columns: int | None = None,
+) -> Figure:
+    """Several matrices, each on a scale of roots from 0 to the largest that is drawn, which its title gives.
 
     Args:
+        titles: What stands over each matrix of `attention`.
         largest: Draw each tile's largest weight instead of the mean, where the map is pooled.
+        heard: The sound that the keys are frames of; its spectrogram then stands over each column.
+        columns: How many stand side by side; as many as make a good shape unless given.
     """
-    count = len(attention.heads)
-    columns = grid_columns(count)
+    count = len(titles)
+    columns = columns or grid_columns(count)
     rows = -(-count // columns)
-    drawn = Drawn.of(attention, largest, _PANEL_CELLS)
+    drawn = Drawn.of(attention, largest, _PANEL_CELLS, look)
     width, height = panel_size(drawn.tokens, drawn.inches(1.7 if columns <= 5 else 1.35))
     across, down = max(width, 1.2) + 0.12, height + 0.4
+    above = 0.0 if heard is None else 0.4
     # The first row's titles stand over the upper edge, so the figure starts a little above it.
-    figure = Figure(figsize=(columns * across - 0.12, rows * down - 0.1))
-    for index in range(count):
+    figure = Figure(figsize=(columns * across - 0.12, above + rows * down - 0.1))
+    for index, name in enumerate(titles):
         row, column = divmod(index, columns)
-        axes = place(figure, column * across, row * down + 0.3, width, height)
+        axes = place(figure, column * across, above + row * down + 0.3, width, height)
         _draw(axes, drawn, index)
-        _panel_title(axes, analysis, attention, drawn, index)
+        top = "largest mean" if drawn.kind == "mean" else "max"
+        axes.set_title(f"{name}\n{top} {drawn.largest(index):.2g}", fontsize=6.5, pad=2, y=1.0, parse_math=False)
         _panel_axes(axes, attention, drawn, (width, height), left=column == 0, below=index + columns >= count)
-    top = "mean" if drawn.kind == "mean" else "weight"
-    bar_place = (columns * across + 0.05, 0.3, max(min(rows * down - 0.4, 3.0), 1.2))
-    drawn.bar(figure, 1.0, f"share of each head's\nlargest {top}", bar_place)
-    add_title(figure, analysis, f"{drawable(attention.stack)} layer {attention.layer}{drawn.title}")
+        if heard is not None:
+            time_axis(axes, heard, (width, height), left=column == 0, below=index + columns >= count, small=True)
+        if heard is not None and row == 0:
+            draw_spectrogram(place(figure, column * across, 0, width, 0.34), heard)
+    _grid_bar(figure, drawn, (columns * across + 0.05, above + 0.3, max(min(rows * down - 0.4, 3.0), 1.2)))
+    add_title(figure, analysis, f"{title}{drawn.title}" if look.title is None else drawable(look.title))
     return figure
+
+
+def _grid_bar(figure: Figure, drawn: Drawn, bar_place: tuple[float, float, float]) -> None:
+    """One bar for all: of shares of each matrix's largest value, unless the user gave one value to all."""
+    top = "mean" if drawn.kind == "mean" else "weight"
+    if drawn.look.vmax is None:
+        drawn.bar(figure, 1.0, f"share of each head's\nlargest {top}", bar_place)
+    else:
+        drawn.bar(figure, drawn.look.vmax, "attention weight", bar_place)
 
 
 def grid_columns(count: int) -> int:
     """Columns of a grid of `count` panels: at least as many as rows, without gaps where a divisor allows that."""
     root = math.isqrt(count - 1) + 1
     return next((c for c in range(root, min(2 * root, count) + 1) if count % c == 0), root)
-
-
-def _panel_title(axes: Axes, analysis: Analysis, attention: AttentionMap, drawn: Drawn, index: int) -> None:
-    record = analysis.head(attention.layer, attention.heads[index], attention.stack)
-    top = "largest mean" if drawn.kind == "mean" else "max"
-    title = f"H{record.head} {shorten(drawable(record.pattern), 16)}\n{top} {drawn.largest(index):.2g}"
-    axes.set_title(title, fontsize=6.5, pad=2, y=1.0, parse_math=False)
 
 
 def _panel_axes(

@@ -10,9 +10,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.results import AttentionMap
-from headscope.views.figure_base import decades, place_bar, weight_scale
+from headscope.views.figure_base import PLAIN, Look, decades, place_bar, weight_scale
 from headscope.views.heatmaps import DPI
 from headscope.views.pooling import pooled
+
+# A matrix whose sides differ by more keeps the short one whole: tiles are then parts of a row, or of a column.
+_OBLONG = 3
 
 
 @dataclass(frozen=True)
@@ -22,42 +25,56 @@ class Drawn:
     Attributes:
         weights: float32, (heads, query, key): weights, or tiles' means or largest weights.
         kind: `mean` or `largest`; empty where nothing is pooled.
-        tile: Side of a tile, in tokens.
+        tile: Sides of a tile, in query and key tokens.
         tokens: How many query and key tokens there are.
         positions: The map came pooled, and has positions for labels.
+        look: What the user chose.
     """
 
     weights: NDArray[np.float32]
     kind: str
-    tile: int
+    tile: tuple[int, int]
     tokens: tuple[int, int]
     positions: bool
+    look: Look = PLAIN
 
     @staticmethod
-    def of(attention: AttentionMap, largest: bool, cells: int) -> Drawn:
+    def of(attention: AttentionMap, largest: bool, cells: int, look: Look = PLAIN) -> Drawn:
         """At most `cells` rows and columns.
 
         Of a map that did not come pooled each tile shows its largest weight: a mean would wash out the diagonals, which
         are one cell wide.
         """
+        rows, columns = attention.weights.shape[1:]
+        if attention.tile == 1 and max(rows, columns) > max(cells, _OBLONG * min(rows, columns)):
+            return _oblong(attention, cells, look)
         small = pooled(attention, cells)
         tokens = small.tokens or (small.weights.shape[1], small.weights.shape[2])
-        if small.peak is not None and (largest or attention.peak is None):
-            return Drawn(small.peak, "largest", small.tile, tokens, attention.tile > 1)
-        return Drawn(small.weights, "mean" if small.tile > 1 else "", small.tile, tokens, attention.tile > 1)
+        tile = (small.tile, small.tile)
+        if small.peak is not None and (largest or attention.tile == 1):
+            return Drawn(small.peak, "largest", tile, tokens, attention.tile > 1, look)
+        return Drawn(small.weights, "mean" if small.tile > 1 else "", tile, tokens, attention.tile > 1, look)
 
     @property
     def title(self) -> str:
         """For the title of a pooled map, of which there are two pictures."""
-        return f" – {self.kind} of {self.tile} × {self.tile} tokens" if self.positions else ""
+        return f" – {self.kind} of {self._tiles}" if self.positions else ""
+
+    @property
+    def _tiles(self) -> str:
+        return f"{self.tile[0]} × {self.tile[1]} tokens"
 
     def largest(self, index: int) -> float:
         """The largest value of one head; of means, that of whole tiles: one of few tokens may be far above."""
         weights = self.weights[index]
         if self.kind == "mean":
-            rows, columns = (max(1, count // self.tile) for count in self.tokens)
+            rows, columns = (max(1, count // side) for count, side in zip(self.tokens, self.tile, strict=True))
             weights = weights[:rows, :columns]
         return float(np.fmax.reduce(weights, axis=None, initial=0.0))
+
+    def top(self, index: int) -> float:
+        """The value of one head's last colour: its largest, or the user's."""
+        return self.largest(index) if self.look.vmax is None else self.look.vmax
 
     def scale(self, largest: float) -> Normalize:
         """Colours of weights from 0 to `largest`."""
@@ -65,9 +82,9 @@ class Drawn:
 
     def bar(self, figure: Figure, largest: float, label: str, place: tuple[float, float, float]) -> None:
         """A colour bar at (left, top, height) in inches, with a note on what a cell is where it is a tile."""
-        note = f",\n{self.kind} of {self.tile} × {self.tile} tokens" if self.kind else ""
+        note = f",\n{self.kind} of {self._tiles}" if self.kind else ""
         name = "fourth-root scale" if self.positions else "square-root scale"
-        bar = place_bar(figure, self.scale(largest), *place, f"{label}{note},\n{name}")
+        bar = place_bar(figure, self.scale(largest), *place, f"{label}{note},\n{name}", self.look.cmap)
         if self.positions:
             ticks = decades(largest)
             texts = [np.format_float_positional(t, precision=2, fractional=False, trim="-") for t in ticks]
@@ -77,5 +94,14 @@ class Drawn:
         """The longer side: `usual`, or near it with a whole number of pixels a cell."""
         if not self.positions:
             return usual
-        cells = max(self.tokens) / self.tile
+        cells = max(self.tokens) / self.tile[0]
         return max(1, round(usual * DPI / cells)) * cells / DPI
+
+
+def _oblong(attention: AttentionMap, cells: int, look: Look) -> Drawn:
+    """The largest weight of every so many keys of a row, or queries of a column."""
+    tokens = (attention.weights.shape[1], attention.weights.shape[2])
+    axis = 1 if tokens[0] > tokens[1] else 2
+    step = -(-max(tokens) // cells)
+    weights = np.fmax.reduceat(attention.weights, np.arange(0, max(tokens), step), axis=axis)
+    return Drawn(weights, "largest", (step, 1) if axis == 1 else (1, step), tokens, False, look)

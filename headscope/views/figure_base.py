@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import matplotlib
 import matplotlib.style
@@ -24,6 +25,24 @@ from headscope.views.figure_text import drawable, font_families
 # Even in lightness and safe for colour-blind readers (Nuñez, Anderton and Renslow 2018), so it prints in grey.
 COLOR_MAP = "cividis"
 GREY = "#555555"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a user may choose of a picture.
+
+    Attributes:
+        cmap: Name of a colour map of matplotlib.
+        vmax: The value of the last colour; None takes the largest that is drawn.
+        title: Stands over the picture in place of ours.
+    """
+
+    cmap: str = COLOR_MAP
+    vmax: float | None = None
+    title: str | None = None
+
+
+PLAIN = Look()
 
 
 @contextmanager
@@ -56,9 +75,11 @@ def decades(largest: float) -> list[float]:
     return [0.0, *(10.0**power for power in range(first - 2, first + 1)), top]
 
 
-def place_bar(figure: Figure, scale: Normalize, left: float, top: float, height: float, label: str) -> Colorbar:
+def place_bar(
+    figure: Figure, scale: Normalize, left: float, top: float, height: float, label: str, cmap: str = COLOR_MAP
+) -> Colorbar:
     """A colour bar, `height` inches high, with its label."""
-    bar = figure.colorbar(ScalarMappable(scale, COLOR_MAP), cax=place(figure, left, top, 0.14, height))
+    bar = figure.colorbar(ScalarMappable(scale, cmap), cax=place(figure, left, top, 0.14, height))
     bar.set_label(label, fontsize=7.5, parse_math=False)
     bar.ax.tick_params(labelsize=6.5)
     return bar

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DPI = 150
 _LONGEST_STACK_NAME = 80
+# A side of more is beyond what is drawn, and the area of a quarter of it squared takes a gigabyte.
+_MOST_PIXELS = 1 << 16
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -77,8 +79,17 @@ def picture(build: Callable[[], Figure], file_format: str, dpi: int) -> bytes:
         # Asking for the box here and not with bbox_inches="tight" saves drawing everything twice.
         canvas = FigureCanvasAgg(figure)
         box = figure.get_tightbbox(canvas.get_renderer()).padded(0.06)  # type: ignore[no-untyped-call]  # their stubs
+        if file_format == "png":
+            _check_size(box.width * dpi, box.height * dpi)
         figure.savefig(out, format=file_format, dpi=dpi, bbox_inches=box, metadata=_UNDATED.get(file_format))
     return out.getvalue()
+
+
+def _check_size(width: float, height: float) -> None:
+    if max(width, height) >= _MOST_PIXELS or width * height >= _MOST_PIXELS**2 / 16:
+        raise InputError(
+            f"the picture would have {width:,.0f} × {height:,.0f} pixels", "lower the dpi, or draw an .svg or .pdf"
+        )
 
 
 def write_heatmaps(analysis: Analysis, directory: str | Path, force: bool = False) -> list[Path]:
@@ -130,7 +141,7 @@ def _write_all(target: Path, drawings: dict[str, Callable[[], bytes]]) -> list[P
 
 def _drawings(analysis: Analysis) -> Iterator[tuple[str, Callable[[], bytes]]]:
     names = file_stems([attention.stack for attention in analysis.maps])
-    for attention in (pooled(found, MOST_CELLS) for found in analysis.maps):
+    for attention in (pooled(found, MOST_CELLS) for found in analysis.maps if found.heads):
         stem = f"{names[attention.stack]}.L{attention.layer}"
         for largest in (False, True) if attention.tile > 1 else (False,):
             end = ".max.png" if largest else ".png"

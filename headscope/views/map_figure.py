@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headscope.errors import InputError
 from headscope.results import Analysis, HeadRecord
-from headscope.views.figure_base import COLOR_MAP, add_title, place, place_bar
+from headscope.views.figure_base import PLAIN, Look, add_title, place, place_bar
 from headscope.views.figure_text import drawable, tick_step
 from headscope.views.labels import LabelStyle, cell_letters, labels_shown, marked
 from headscope.views.sections import Layers, by_stack, metric_names, unstable
@@ -24,12 +24,13 @@ _GAP_INCHES = 0.8
 _WIDE = 28
 
 
-def map_figure(analysis: Analysis, metric: str | None = None) -> Figure:
+def map_figure(analysis: Analysis, metric: str | None = None, look: Look = PLAIN) -> Figure:
     """Layers down, heads across: on the left (or above) the labels, on the right (or below) `metric`.
 
     Args:
         analysis: What to draw; its maps are not needed.
         metric: One of the metrics measured; the first of them unless given.
+        look: Colours of the metric, and the title.
 
     Raises:
         InputError: There is no such metric, or none at all.
@@ -37,7 +38,7 @@ def map_figure(analysis: Analysis, metric: str | None = None) -> Figure:
     chosen = _chosen_metric(analysis, metric)
     stacks = by_stack(analysis)
     styles = labels_shown(analysis)
-    scale = _metric_scale(analysis.heads, chosen)
+    scale = _metric_scale(analysis.heads, chosen, look.vmax)
     width = 1 + max(record.head for record in analysis.heads)
     beside = width <= _WIDE
     figure, tops = _sized(list(stacks.values()), width, beside)
@@ -47,13 +48,13 @@ def map_figure(analysis: Analysis, metric: str | None = None) -> Figure:
         left = place(figure, 0, top, width * _CELL_INCHES, height)
         right = place(figure, across if beside else 0, second_top, width * _CELL_INCHES, height)
         _label_panel(left, layers, width, styles)
-        _metric_panel(right, layers, width, chosen, scale)
+        _metric_panel(right, layers, width, chosen, scale, look.cmap)
         for axes, what in ((left, "label"), (right, chosen)):
             axes.set_title(f"{drawable(stack)}: {drawable(what)}", fontsize=8, y=1.0, parse_math=False)
     edge = (2 * across - _GAP_INCHES if beside else width * _CELL_INCHES) + 0.15
     bar_height = min(figure.get_figheight() - tops[0][1] - 0.15, 3.0)
-    place_bar(figure, scale, edge, tops[0][1], bar_height, drawable(chosen))
-    add_title(figure, analysis, "Attention heads")
+    place_bar(figure, scale, edge, tops[0][1], bar_height, drawable(chosen), look.cmap)
+    add_title(figure, analysis, "Attention heads" if look.title is None else drawable(look.title))
     _legend(figure, analysis, styles)
     return figure
 
@@ -70,9 +71,9 @@ def _chosen_metric(analysis: Analysis, metric: str | None) -> str:
     return chosen
 
 
-def _metric_scale(records: Sequence[HeadRecord], metric: str) -> Normalize:
+def _metric_scale(records: Sequence[HeadRecord], metric: str, vmax: float | None) -> Normalize:
     values = [value for record in records if (value := record.metrics.get(metric)) is not None]
-    low, high = min([0.0, *values]), max(values, default=1.0)
+    low, high = min([0.0, *values]), max(values, default=1.0) if vmax is None else vmax
     return Normalize(low, high if high > low else low + 1.0)
 
 
@@ -102,9 +103,9 @@ def _label_panel(axes: Axes, layers: Layers, width: int, styles: Mapping[str, La
     _axes(axes, layers, width)
 
 
-def _metric_panel(axes: Axes, layers: Layers, width: int, metric: str, scale: Normalize) -> None:
+def _metric_panel(axes: Axes, layers: Layers, width: int, metric: str, scale: Normalize, cmap: str) -> None:
     grid = metric_grid(layers, width, metric)
-    axes.imshow(grid, cmap=COLOR_MAP, norm=scale, aspect="auto", interpolation="nearest")
+    axes.imshow(grid, cmap=cmap, norm=scale, aspect="auto", interpolation="nearest")
     for row, records in enumerate(layers.values()):
         for record in records:
             if not np.isfinite(grid[row, record.head]):
