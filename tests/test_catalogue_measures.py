@@ -144,9 +144,11 @@ def test_blocks_of_few_rows_change_nothing(family_dir, expected_of, name, monkey
 
 
 # ------------------------------------------------------------------ examples
-@pytest.mark.parametrize("engine", ["streaming", "layerwise"])
+@pytest.mark.parametrize(("engine", "cells"), [("streaming", 1 << 19), ("layerwise", 1 << 19), ("layerwise", 3000)])
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_examples_show_the_row_that_shows_most_and_its_largest_weights(family_dir, name, engine, monkeypatch):
+def test_examples_show_the_row_that_shows_most_and_its_largest_weights(family_dir, name, engine, cells, monkeypatch):
+    """Of rows in blocks, one that shows nearly as much will do."""
+    monkeypatch.setattr("headscope.capture.feed.BLOCK_CELLS", cells)
     loaded = load_model(str(family_dir(name)))
     monkeypatch.setattr("headscope.heads.catalogue.examples._MOST_ROWS", 1000)
     (layers, (tokens,)) = by_hand(loaded, TEXTS[:1], **FAMILIES[name]), text_sequences(loaded, list(TEXTS[:1]))[0]
@@ -156,11 +158,12 @@ def test_examples_show_the_row_that_shows_most_and_its_largest_weights(family_di
         rows, scores = plain.rows_of(text, text.weights), found.measures
         for measure in {t.score for t in TYPES} - {"column"} & scores.keys():
             for head, example in enumerate(found.examples.get(measure, [None] * len(text.weights))):
-                assert (example is not None) == (scores[measure].score[head] >= 0.3)
+                often = scores[measure].score[head] >= 0.3
+                assert example is not None if often else cells == 3000 or example is None
                 if example is None:
                     continue
                 values = {i: value[head] for i, value in rows[measure]}
-                assert values[example.position] > max(values.values()) - 1e-6
+                assert values[example.position] > max(values.values()) * (0.9 if cells == 3000 else 1) - 1e-6
                 check_example(example, text.weights[head, example.position], tokens)
                 shown += 1
     assert shown > 10

@@ -59,7 +59,8 @@ def survey(
     on = {name: torch.zeros_like(scale) for name in kinds}
     onto = {name: scale.new_zeros(batch, problem.visibility.rows, kv_heads, groups) for name in cells}
     received = scale.new_zeros(batch, kv_heads, 2, groups, keys)
-    columns = {name: mark.float() for name, mark in kinds.items()}
+    # Many texts have no token of some kind.
+    columns = {name: mark.float() for name, mark in kinds.items() if bool(mark.any())}
     shares = counted[:, None, :, None] / scale.view(batch, kv_heads, -1, groups)
     for band, wide, powers in tiles:
         examples = range(band.examples.start, band.examples.stop)
