@@ -188,6 +188,10 @@ def test_latent_attention_keeps_one_narrow_vector(query_rank: int | None) -> Non
     parts = [*queries, attention.kv_a_proj_with_mqa, attention.kv_b_proj]
     assert row.qkv_params_per_layer == sum(part.weight.numel() for part in parts)
     assert row.o_params_per_layer == attention.o_proj.weight.numel()
+    (stack,) = config_stacks(config)
+    assert {(s.qkv_params, s.o_params, s.cached, s.head_dim) for s in stack.shapes} == {
+        (row.qkv_params_per_layer, row.o_params_per_layer, 26, row.head_dim)
+    }
     assert any("latent" in note for note in row.notes)
 
 

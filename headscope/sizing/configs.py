@@ -62,7 +62,7 @@ def _stack(config: Any, name: str) -> ConfigStack | None:
     depth = _number(config, _LAYERS)
     if depth is None:
         return None
-    each = getattr(config, "per_layer_config", None) or [config] * depth
+    each = (_number(config, ("num_hidden_layers",)) and getattr(config, "per_layer_config", None)) or [config] * depth
     kinds = _kinds(config, depth)
     layers = tuple(layer for layer, kind in enumerate(kinds[: len(each)]) if _attends(kind))
     shapes = tuple(shape for layer in layers if (shape := _shape(each[layer])) is not None)
