@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -147,10 +146,7 @@ def _side(
 ) -> Side:
     """Load a model, measure it, and let it go before the next one is loaded."""
     loaded = loaded_model(model, generates=given["decoder_texts"] is None, options=options, **common)
-    side = measure(loaded, given, ways, other)
-    del loaded
-    gc.collect()
-    return side
+    return measure(loaded, given, ways, other)
 
 
 def _result(a: Side, b: Side, ways: Ways, notes: Sequence[str]) -> Comparison:

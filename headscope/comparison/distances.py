@@ -93,18 +93,13 @@ def same_places(rows: StackRows) -> dict[Spot, float]:
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of rows that sum to one, float64 (..., key), in units of log 2.
+    """Jensen-Shannon divergence of rows that sum to one, float64 (..., key), in units of log 2; NaN where one is NaN.
 
-    With d = (p - q) / (p + q) it is the mean of p log (1 + d) + q log (1 - d) over both, so that rows that are nearly
-    equal keep their digits, and those that are equal give 0.
+    As the mean of p log (2p / (p + q)) and q log (2q / (p + q)), which gives exactly 0 where rows are equal.
     """
     both = p + q
-    d = torch.where(both > 0, (p - q) / both, 0.0)
-    # Where one of them is 0, d is 1 or -1 and the other one's term is 0 times infinity.
-    first = torch.where(p > 0, p * torch.log1p(d), 0.0)
-    second = torch.where(q > 0, q * torch.log1p(-d), 0.0)
-    nats = (first + second).sum(dim=-1) / 2
-    return torch.where(torch.isfinite(both).all(dim=-1), nats, torch.nan).clamp(min=0) / math.log(2)
+    halves = (torch.xlogy(w, torch.where(both == 0, 1.0, 2 * w / both)).sum(dim=-1) / 2 for w in (p, q))
+    return sum(halves, torch.zeros(())).clamp(min=0) / math.log(2)
 
 
 def between(rows: StackRows, same: Mapping[Spot, float]) -> Between:

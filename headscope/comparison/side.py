@@ -136,13 +136,17 @@ def _prepared(loaded: LoadedModel, given: Mapping[str, Any], ways: Ways, other: 
     texts = given["decoder_texts"]
     if texts is not None or not has_decoder(loaded):
         return ready(texts)
-    written = None if other is None else other.decoder_texts
-    if written is not None:
-        return ready(written)
+    if other is not None and _readable(loaded, other.decoder_texts):
+        return ready(other.decoder_texts)
     first = ready(None)
-    if first.decoder_texts is None or not all(text.strip() for text in first.decoder_texts):
+    if not _readable(loaded, first.decoder_texts):
         return first
     return replace(ready(first.decoder_texts), warnings=first.warnings)
+
+
+def _readable(loaded: LoadedModel, written: Sequence[str] | None) -> bool:
+    """Whether what a decoder wrote can be read as text: it may be nothing, or no tokenizer's."""
+    return loaded.tokenizer is not None and bool(written) and all(text.strip() for text in written or ())
 
 
 def _records(measured: Measured, ways: Ways, gone: Mapping[Layer, tuple[int, ...]]) -> tuple[HeadRecord, ...]:

@@ -36,8 +36,8 @@ def comparison_picture(result: Comparison, *, file_format: str = "png", dpi: int
 def comparison_figure(result: Comparison) -> Figure:
     """Left a map, layers down and heads across, right the distances of all heads to all and the best matching.
 
-    On the map colours are distances to the head of the same number, letters are a label that changed, from and to, and
-    - and + are heads that only the first or only the second model has. On the right each ring is a pair of the matching.
+    On the map colours are distances to the head of the same number, letters are a label that changed, from and to;
+    − and + are heads that only A or only B has. On the right each ring is a pair of the matching.
 
     Raises:
         InputError: There are no heads to draw.
@@ -178,7 +178,7 @@ def _short(name: str) -> str:
 
 
 def _signs(figure: Figure, result: Comparison, styles: Mapping[str, LabelStyle], top: float, width: float) -> None:
-    """What letters, signs and rings say, under the last map: `top` inches from the figure's top, `width` inches wide."""
+    """What letters, signs and rings say, under the last map: `top` inches from above, `width` inches wide."""
     notes = []
     if styles:
         first, second = ([*styles.values()] * 2)[:2]
