@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headscope.pruning.save import save_pruned as save_pruned
     from headscope.sizing.size import size as size
     from headscope.views.heatmap import heatmap as heatmap
+    from headscope.views.report.build import report as report
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ _HOME = {
     "prune_curve": "headscope.pruning.curve",
     "prune_heads": "headscope.pruning.prune",
     "read_reference": "headscope.proof.reference",
+    "report": "headscope.views.report.build",
     "save_pruned": "headscope.pruning.save",
     "size": "headscope.sizing.size",
     "verify": "headscope.proof.verify",
@@ -79,6 +81,7 @@ __all__ = [
     "prune_curve",
     "prune_heads",
     "read_reference",
+    "report",
     "save_pruned",
     "size",
     "verify",

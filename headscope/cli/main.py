@@ -18,6 +18,7 @@ from headscope.cli.errors import report, reported
 from headscope.cli.heatmap import heatmap
 from headscope.cli.importance import importance
 from headscope.cli.prune import prune
+from headscope.cli.report import report_page
 from headscope.cli.size import size
 from headscope.cli.verify import verify
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(analyze)
 app.command()(heatmap)
+app.command("report")(report_page)
 app.command()(verify)
 app.command()(importance)
 app.command()(prune)

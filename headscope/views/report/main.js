@@ -1,0 +1,3 @@
+buildMap();
+buildHead();
+openHead(data.first, false);
