@@ -69,11 +69,16 @@ def image_figure(
         one, scale = weights[index - 1], weight_scale(tops[index - 1])
         _draw_patches(axes, seen, patch_grid(seen, one), scale, look.cmap)
         _outline(axes, seen, query)
-        _title(axes, f"{titles[index - 1]}{_numbers(seen, one, single)}", single)
+        _title(axes, _numbers(seen, one, titles[index - 1], single), single)
         if strip:
-            _draw_others(
-                place(figure, left, top + height + 0.04, width, _STRIP[single]), seen, one, scale, look, single
+            # A single class token needs no bar as wide as the image.
+            side = min(width / (len(seen.before) + len(seen.after)), 2.5 * _STRIP[single])
+            beside = place(
+                figure, left, top + height + 0.04, side * (len(seen.before) + len(seen.after)), _STRIP[single]
             )
+            _draw_others(beside, seen, one, scale, look, single)
+    if strip and not single:
+        _note(figure, seen)
     _bar(figure, tops, look, columns * across + 0.03, head, min(max(rows * down - 0.5, 1.2), 3.0))
     add_title(figure, analysis, title if look.title is None else drawable(look.title))
     return figure
@@ -121,11 +126,21 @@ def _outline(axes: Axes, seen: Seen, query: int | None) -> None:
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#d62728", linewidth=1.5))
 
 
-def _numbers(seen: Seen, weights: NDArray[np.float32], single: bool) -> str:
+def _numbers(seen: Seen, weights: NDArray[np.float32], title: str, single: bool) -> str:
+    """What stands over one; the name of a single one stands over the figure."""
     grid = patch_grid(seen, weights)
     if single:
         return f"patches together {grid.sum():.2f}, largest {grid.max():.2g}"
-    return f"\nmax {grid.max():.2g}, patches {grid.sum():.2f}"
+    return f"{title}\nmax {grid.max():.2g}, patches {grid.sum():.2f}"
+
+
+def _note(figure: Figure, seen: Seen) -> None:
+    """Below a grid: what the small squares are."""
+    names = (*seen.before, *seen.after)
+    text = ", ".join(names if len(names) <= 9 else (*names[:8], "…", names[-1]))
+    figure.text(
+        0, -0.06 / figure.get_figheight(), f"below each image: {text}", fontsize=6.5, va="top", parse_math=False
+    )
 
 
 def _draw_others(

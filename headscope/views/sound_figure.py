@@ -57,5 +57,5 @@ def time_axis(
 
 
 def _ticks(whole: float, room: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    found = np.asarray(MaxNLocator(max(1, room)).tick_values(0, whole))
+    found = np.asarray(MaxNLocator(max(1, room), steps=[1, 2, 5, 10]).tick_values(0, whole))
     return found[(found >= 0) & (found <= whole * (1 + 1e-9))]
