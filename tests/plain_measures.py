@@ -62,7 +62,9 @@ def grouped(text, tokens, words, exclude_special):
     counts = np.ones(weights.shape[:2], dtype=bool)
     if exclude_special:
         left = weights.sum(axis=2, keepdims=True)
-        counts, weights = left[..., 0] > 0, weights / np.where(left > 0, left, 1)
+        # Below float32's normal numbers nothing is known of what is left.
+        counts = left[..., 0] >= np.finfo(np.float32).tiny
+        weights = np.where(counts[..., None], weights / np.where(counts[..., None], left, 1), 0)
     ids = [tuple(tokens.ids[i] for i in p) for p in places]
     special = [any(tokens.special[i] for i in p) for p in places]
     # A word is punctuation where all of its pieces are.
@@ -112,7 +114,8 @@ def rows_of(text, weights):
             if rows[i] and len(keys) > len(rows[i]):
                 found.setdefault(name, []).append((i, row[:, sorted(rows[i])].sum(axis=1)))
         if len(keys) >= 2:
-            share = row / row.sum(axis=1, keepdims=True)
+            total = row.sum(axis=1, keepdims=True)
+            share = row / np.where(total > 0, total, 1)
             entropy = -(share * np.log(share + 1e-9)).sum(axis=1) / np.log(len(keys))
             found.setdefault("broad", []).append((i, entropy))
             found.setdefault("sharp", []).append((i, 1 - entropy))

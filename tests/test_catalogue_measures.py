@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from fixtures import circuits
+from headscope.attention.visibility import Target, Visibility
 from headscope.capture import blocks as rows_of
+from headscope.capture.blocks import RowBlock
 from headscope.capture.evaluation import eager_evaluation
-from headscope.heads.catalogue.observing import TypeStatistics
+from headscope.capture.uniform import pointing
+from headscope.heads.catalogue.observing import TypeStatistics, _above
 from headscope.heads.catalogue.text_types import TEXT_TYPES
 from headscope.heads.clusters import ClusterSums
 from headscope.heads.measuring import Measuring
@@ -29,7 +32,7 @@ TYPES = tuple(TEXT_TYPES.values())
 TEXTS = (
     "The old cat sat on the mat, and the young dog sat by the river. When the cat saw the dog, it was unable to sit.",
     "One bird, two birds... the small birds came down to the green river and the small birds went away again (slowly).",
-    "They walked home, and they talked.",
+    '"They walked home", and they talked.',
 )
 FAMILIES = {"llama": {}, "gpt2": {}, "mistral": {"window": 4}, "bert": {"causal": False}}
 
@@ -129,6 +132,44 @@ def test_measures_of_words_and_without_special_tokens(family_dir, name, words, e
     layers = sums_of(by_hand(loaded, TEXTS, **options, **FAMILIES[name]), 3)
     for batch_size in (3, 1):
         compare(measured(loaded, TEXTS, "auto", batch_size, **options), layers)
+
+
+@pytest.mark.parametrize("engine", ["streaming", "layerwise"])
+def test_heads_that_look_at_nothing_but_special_tokens(engine):
+    """Without those their rows do not count, and other layers' rows still do."""
+    circuit = circuits.induction_model()
+    loaded = dataclasses.replace(wrap_model(circuit.model), tokenizer=circuit.tokenizer)
+    texts = ("the old man saw a dog . , the old man saw a dog .", "a cat , a cat . a small bird sat")
+    layers = sums_of(by_hand(loaded, texts, exclude_special=True), 2)
+    assert any(not text.counts.all() for texts, _ in layers for text in texts)
+    compare(measured(loaded, texts, engine, 2, exclude_special=True), layers)
+
+
+def test_a_text_on_which_even_attention_is_above_the_threshold_says_nothing():
+    value, expected, rows = (
+        np.array(a) for a in ([[4.0], [9.0], [2.0], [0]], [[3.0], [4.0], [1], [0]], [[10], [10], [10], [0]])
+    )
+    above, of = _above([value, expected, rows], 0.3)
+    assert (above.tolist(), of.tolist()) == ([1.0], [2.0])
+
+
+@pytest.mark.parametrize(
+    "target", [Target(key=0), Target(key=5), Target(offset=-1), Target(offset=0), Target(offset=2)]
+)
+@pytest.mark.parametrize("first_key", [0, 1])
+def test_a_head_that_looks_at_one_key_sees_what_others_see(target, first_key):
+    """Within a window of four, of rows 3 to 11; a key left out is none."""
+    torch.manual_seed(0)
+    view = Visibility(12, 12, causal=True, open=torch.ones(1, 1, 12, 12, dtype=torch.bool).triu(-3))
+    facts = (torch.ones(2, 1, 9, dtype=torch.bool), view, torch.zeros(2, 12) > 0, torch.tensor([12, 12]), False)
+    rows = RowBlock(3, *facts, first_key, weights=torch.rand(2, 4, 9, 12))
+    found = torch.cat([block.weights for block in pointing(rows, target)], dim=2)
+    expected = torch.zeros(9, 12)
+    for i in range(3, 12):
+        key = target.key if target.key is not None else i + target.offset
+        if i - 3 <= key <= i and key >= first_key:
+            expected[i - 3, key] = 1
+    assert torch.equal(found, expected.expand(found.shape)) and found.shape[1] == 1
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])

@@ -312,8 +312,10 @@ def regroup(matrix: Matrix, groups: tuple[Tensor, Tensor], renormalise: bool) ->
     valid = query.valid[:, None]
     if renormalise:
         left = weights.sum(dim=-1, keepdim=True)
-        valid = valid & (left[..., 0] > 0)
-        weights = weights / left.clamp(min=torch.finfo(torch.float32).tiny)
+        # Less than that is not known to any digit.
+        least = torch.finfo(torch.float32).tiny
+        valid = valid & (left[..., 0] >= least)
+        weights = weights / left.clamp(min=least)
     return replace(matrix, weights=weights, visible=seen, query=query, key=key, valid=valid)
 
 
