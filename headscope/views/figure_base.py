@@ -50,8 +50,9 @@ def figure_style() -> Iterator[None]:
     """matplotlib's defaults with our fonts, whatever the user's settings say; these come back afterwards."""
     with matplotlib.style.context("default", after_reset=True):
         # A fixed salt gives the parts of an SVG the same names each time.
-        ours = {"font.family": list(font_families()), "axes.titlelocation": "left", "svg.hashsalt": "headscope"}
-        matplotlib.rcParams.update(ours)
+        matplotlib.rcParams.update(
+            {"font.family": list(font_families()), "axes.titlelocation": "left", "svg.hashsalt": "headscope"}
+        )
         yield
 
 
