@@ -71,13 +71,20 @@ class Prepared:
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One example's tokens, before batching: five lists of the same length (`type_ids` may be None)."""
+    """One example's tokens, before batching: lists of the same length.
+
+    Attributes:
+        type_ids: Segment numbers; may be None.
+        parts: 0 at a token of the text itself, 1 of its pair, -1 at what was put around them; None where that is
+            nothing but special tokens at both ends.
+    """
 
     ids: tuple[int, ...]
     special: tuple[bool, ...]
     labels: tuple[str, ...]
     words: tuple[int, ...]
     type_ids: tuple[int, ...] | None = None
+    parts: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,6 +97,7 @@ class TokenSequence:
             tuple(self.labels[i] for i in positions),
             tuple(self.words[i] for i in positions),
             None if self.type_ids is None else tuple(self.type_ids[i] for i in positions),
+            None if self.parts is None else tuple(self.parts[i] for i in positions),
         )
 
 

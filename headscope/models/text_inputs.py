@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from headscope.errors import HeadscopeError, InputError, ModelError
 from headscope.models.batches import TokenSequence
-from headscope.models.checkpoint import first_line
+from headscope.models.encoding import TOKENIZER_HINT, Encoded, encode_texts
 from headscope.models.limits import vocabulary_size
 from headscope.models.loading import LoadedModel
-from headscope.models.quiet import quiet
 from headscope.models.text_config import text_config
+from headscope.models.text_form import PLAIN, TextForm
 from headscope.models.tokens import SPECIAL_ROLES, TokenReader
-
-TOKENIZER_HINT = "name another one with --tokenizer, or give token ids with --ids"
 
 
 def text_sequences(
-    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False
+    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False, form: TextForm = PLAIN, open_end: bool = False
 ) -> tuple[list[TokenSequence], list[str]]:
     """Tokenize, with the tokenizer's own special tokens as transformers adds them.
 
@@ -29,17 +26,20 @@ def text_sequences(
         loaded: The model and its tokenizer.
         texts: One text or more.
         target: Tokenize as an encoder-decoder's target.
+        form: Pairs, a chat template around, or words already split.
+        open_end: Leave out what the tokenizer closes a text with: it is to be continued.
 
     Returns:
         A sequence a text, not cut to any length, and warnings.
 
     Raises:
-        InputError: A text is empty or not valid Unicode.
+        InputError: A text is empty or not valid Unicode, or the tokenizer cannot read texts in this form.
         ModelError: There is no tokenizer, or it does not know a single token of the texts, or has tokens that the
             model does not.
     """
     check_texts(texts)
-    reader, read = read_texts(loaded, texts, target=target)
+    check_texts(form.pairs or ())
+    reader, read = read_texts(loaded, texts, target=target, form=form, open_end=open_end)
     for text, one in zip(texts, read, strict=True):
         if not one.made:
             raise nothing_made(loaded.name, reader, text)
@@ -69,7 +69,13 @@ class ReadText:
 
 
 def read_texts(
-    loaded: LoadedModel, texts: Sequence[str], *, target: bool = False, limit: int | None = None
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    *,
+    target: bool = False,
+    limit: int | None = None,
+    form: TextForm = PLAIN,
+    open_end: bool = False,
 ) -> tuple[TokenReader, list[ReadText]]:
     """Tokenize valid texts; how much of each the tokenizer knows is for the caller to judge.
 
@@ -82,9 +88,12 @@ def read_texts(
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.name} has no tokenizer that loads", TOKENIZER_HINT)
     reader = TokenReader(loaded.tokenizer)
-    encoded = _encode(loaded, texts, "text_target" if target else "text")
-    templates = encoded.get("special_tokens_mask") or [[0] * len(ids) for ids in encoded["input_ids"]]
-    read = [_read(reader, text, encoded, templates[i], i, limit) for i, text in enumerate(texts)]
+    encoded = encode_texts(loaded, reader, texts, form, target=target)
+    sources = [text + " ".join(form.pairs or ()) for text in texts]
+    read = [
+        _read(reader, source, one.opened() if open_end else one, limit)
+        for source, one in zip(sources, encoded, strict=True)
+    ]
     size = vocabulary_size(loaded.model)
     largest = max((max(one.sequence.ids, default=0) for one in read), default=0)
     if size is not None and largest >= size:
@@ -150,56 +159,83 @@ def describe_ids(
 
 
 def shorten(sequence: TokenSequence, limit: int | None, *, from_left: bool = False) -> TokenSequence:
-    """Cut the text out of a sequence that is too long, keeping the special tokens at both of its ends.
+    """Cut the text out of a sequence that is too long, keeping what is around it; of a pair, the longer text first.
 
     Raises:
         InputError: `limit` leaves no room between the special tokens.
     """
     if limit is None or len(sequence) <= limit:
         return sequence
-    return sequence.take(_kept(sequence.special, limit, from_left))
+    return sequence.take(_kept(sequence.special, sequence.parts, limit, from_left))
 
 
-def _kept(specials: Sequence[bool], limit: int, from_left: bool) -> list[int]:
+def _kept(specials: Sequence[bool], parts: Sequence[int] | None, limit: int, from_left: bool) -> list[int]:
+    if parts is not None:
+        return _kept_of_parts(parts, limit, from_left)
     head = next((i for i, special in enumerate(specials) if not special), 0)
     tail = next((i for i, special in enumerate(reversed(specials)) if not special), 0)
     room = limit - head - tail
     if room < 1:
-        message = f"max_length {limit} leaves no room for text beside {head + tail} special tokens"
-        raise InputError(message, f"--max-length {head + tail + 1} or more")
+        raise _no_room(limit, head + tail, 1)
     body = range(head, len(specials) - tail)
     kept = body[-room:] if from_left else body[:room]
     return [*range(head), *kept, *range(len(specials) - tail, len(specials))]
 
 
-def _encode(loaded: LoadedModel, texts: Sequence[str], argument: str) -> Any:
-    assert loaded.tokenizer is not None
-    try:
-        with quiet():
-            return loaded.tokenizer(**{argument: list(texts)}, return_special_tokens_mask=True)
-    except Exception as error:  # a broken tokenizer fails in the class of whatever it is made of
-        raise ModelError(f"the tokenizer of {loaded.name} fails: {first_line(error)}", TOKENIZER_HINT) from error
+def _kept_of_parts(parts: Sequence[int], limit: int, from_left: bool) -> list[int]:
+    texts = [[i for i, part in enumerate(parts) if part == number] for number in sorted({*parts} - {-1})]
+    around = [i for i, part in enumerate(parts) if part < 0]
+    room = limit - len(around)
+    if room < len(texts):
+        raise _no_room(limit, len(around), len(texts))
+    kept = around
+    for own, share in zip(texts, _shares([len(own) for own in texts], room), strict=True):
+        kept = kept + (own[-share:] if from_left else own[:share])
+    return sorted(kept)
 
 
-def _read(reader: TokenReader, text: str, encoded: Any, template: Sequence[int], i: int, limit: int | None) -> ReadText:
-    ids, type_ids = encoded["input_ids"][i], encoded.get("token_type_ids")
-    word_ids = encoded.word_ids(i) if encoded.is_fast else None
-    special = [bool(t) or n in reader.special for t, n in zip(template, ids, strict=True)]
-    length, made = len(ids), len(ids) - sum(template)
-    types = None if type_ids is None else type_ids[i]
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """How much of one or two texts is kept; of two the longer is cut, then both to a half each (the odd token is the
+    longer one's, or the second's), as tokenizers do by `longest_first`."""
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    short, long = sorted(lengths)
+    short = min(short, room // 2)
+    long = min(long, room - short)
+    return [long, short] if lengths[0] > lengths[1] else [short, long]
+
+
+def _no_room(limit: int, around: int, needed: int) -> InputError:
+    message = f"max_length {limit} leaves no room for text beside {around} tokens around it"
+    return InputError(message, f"--max-length {around + needed} or more")
+
+
+def _read(reader: TokenReader, text: str, one: Encoded, limit: int | None) -> ReadText:
+    length, made = len(one.ids), len(one.ids) - sum(one.template)
+    special = [t or n in reader.special for t, n in zip(one.template, one.ids, strict=True)]
     if limit is not None and length > limit:
-        kept = _kept(special, limit, getattr(reader.tokenizer, "truncation_side", "right") == "left")
-        ids, special, template = [ids[k] for k in kept], [special[k] for k in kept], [template[k] for k in kept]
-        word_ids = None if word_ids is None else [word_ids[k] for k in kept]
-        types = None if types is None else [types[k] for k in kept]
-    labels, words = reader.read(ids, special, word_ids)
-    sequence = TokenSequence(tuple(ids), tuple(special), labels, words, None if types is None else tuple(types))
+        from_left = getattr(reader.tokenizer, "truncation_side", "right") == "left"
+        kept = _kept(special, one.parts, limit, from_left)
+        one, special = one.take(kept), [special[k] for k in kept]
+    labels, words = reader.read(one.ids, special, one.word_ids)
+    words = _given_words(one, special) if one.given_words else words
+    sequence = TokenSequence(one.ids, tuple(special), labels, words, one.type_ids, one.parts)
     unk, literal = reader.tokenizer.unk_token_id, str(reader.tokenizer.unk_token) in text
-    unknown = [n == unk and not added and not literal for n, added in zip(ids, template, strict=True)]
+    unknown = [n == unk and not added and not literal for n, added in zip(one.ids, one.template, strict=True)]
     counted = sum(
         bad or not (own or not label.strip("␣")) for bad, own, label in zip(unknown, special, labels, strict=True)
     )
     return ReadText(sequence, length, made, counted, sum(unknown))
+
+
+def _given_words(one: Encoded, special: Sequence[bool]) -> tuple[int, ...]:
+    """The number of the given word that each token belongs to, from 0 upward; special tokens are words of their own."""
+    assert one.word_ids is not None
+    numbers: list[int] = []
+    for i, word in enumerate(one.word_ids):
+        joined = i > 0 and not special[i] and not special[i - 1] and word == one.word_ids[i - 1]
+        numbers.append((numbers[-1] if numbers else -1) + (not joined))
+    return tuple(numbers)
 
 
 def nothing_made(name: str, reader: TokenReader, text: str) -> HeadscopeError:

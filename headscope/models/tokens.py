@@ -98,14 +98,16 @@ class TokenReader:
     Attributes:
         tokenizer: The tokenizer, which is not changed.
         spelling: How it writes its pieces.
-        special: Numbers of its special tokens. The unknown token is a word, unless it has another role as well.
+        special: Numbers of its special tokens, of a chat template's marks too. The unknown token is a word, unless it
+            has another role as well.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.spelling = spelling_of(tokenizer)
         roles = {getattr(tokenizer, f"{role}_token_id", None) for role in SPECIAL_ROLES}
-        self.special = {n for n in tokenizer.all_special_ids if n != tokenizer.unk_token_id or n in roles}
+        marked = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special = {n for n in {*tokenizer.all_special_ids, *marked} if n != tokenizer.unk_token_id or n in roles}
         self._known: dict[int, Piece] = {n: Piece(text) for n, text in self.spelling.added.items()}
 
     def pieces(self, ids: Sequence[int]) -> list[Piece]:
