@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from headscope.errors import InputError, ModelError
+from headscope.errors import InputError
 from headscope.models.batches import TokenAxis, TokenSequence, axis_of, mask_of
-from headscope.models.checkpoint import first_line
+from headscope.models.generating import greedy
 from headscope.models.limits import decoder_limit
 from headscope.models.loading import LoadedModel
-from headscope.models.quiet import quiet
 from headscope.models.signature import takes
 from headscope.models.text_config import text_config
 from headscope.models.text_inputs import describe_ids, shorten, text_sequences
@@ -47,37 +44,33 @@ def given_decoder(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[Token
     return short, warnings + ([f"{cut} decoder texts cut to {decoder_limit(loaded.model)} tokens"] if cut else [])
 
 
-def generated_decoder(loaded: LoadedModel, inputs: dict[str, Tensor]) -> tuple[list[TokenSequence], list[str]]:
+def generated_decoder(
+    loaded: LoadedModel, inputs: dict[str, Tensor], most: int | None = None
+) -> tuple[list[TokenSequence], list[str]]:
     """Generate the decoder's tokens greedily.
 
+    Args:
+        most: How many, without the start token; None is `NEW_TOKENS`.
+
     Returns:
-        A sequence an example of the batch (the start token first, at most `NEW_TOKENS` after it), and their texts.
+        A sequence an example of the batch (the start token first), and their texts.
 
     Raises:
         InputError: The model cannot generate, or its output head is newly initialised.
     """
-    model: Any = loaded.model
-    if not (hasattr(model, "generate") and model.can_generate()):
-        raise InputError(f"{type(model).__name__} cannot generate what its decoder reads", HINT)
-    head = model.get_output_embeddings()
-    names = [name for name, module in model.named_modules() if module is head]
-    if any(key.startswith(f"{name}.") for key in loaded.missing for name in names):
-        raise InputError(f"{loaded.name} has no trained output head to generate what its decoder reads", HINT)
     limit = decoder_limit(loaded.model)
-    new = NEW_TOKENS if limit is None else max(1, min(NEW_TOKENS, limit - 8))
-    try:
-        with quiet(), torch.no_grad():
-            output = model.generate(
-                **inputs,
-                decoder_start_token_id=start_token(loaded),
-                min_new_tokens=1,
-                max_new_tokens=new,
-                do_sample=False,
-                num_beams=1,
-            )
-    except Exception as error:  # generation fails in the class of whatever the model is missing
-        raise ModelError(f"{loaded.name} cannot generate a decoder text: {first_line(error)}", HINT) from error
-    return _generated(loaded, getattr(output, "sequences", output).tolist())
+    new = most or NEW_TOKENS
+    new = new if limit is None else max(1, min(new, limit - 8))
+    rows = greedy(
+        loaded,
+        inputs,
+        new,
+        "generate what its decoder reads",
+        HINT,
+        decoder_start_token_id=start_token(loaded),
+        min_new_tokens=1,
+    )
+    return _generated(loaded, rows)
 
 
 def _generated(loaded: LoadedModel, rows: list[list[int]]) -> tuple[list[TokenSequence], list[str]]:

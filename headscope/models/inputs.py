@@ -16,10 +16,7 @@ from headscope.models.batches import (
     Prepared,
     TokenAxis,
     TokenSequence,
-    axis_of,
     group_by_length,
-    mask_of,
-    type_ids_of,
 )
 from headscope.models.decoder_inputs import (
     decoder_inputs,
@@ -27,13 +24,15 @@ from headscope.models.decoder_inputs import (
     given_decoder,
     has_decoder,
 )
+from headscope.models.generating import check_continues, continued, continued_tensors
 from headscope.models.input_kinds import check_kinds
 from headscope.models.limits import text_limit
 from headscope.models.loading import LoadedModel
 from headscope.models.media_inputs import media_example
+from headscope.models.model_tensors import on_device, padding, text_batch
 from headscope.models.ready_tensors import example_count, ready_axis
 from headscope.models.signature import takes
-from headscope.models.text_config import text_config
+from headscope.models.text_form import PLAIN, TextForm
 from headscope.models.text_inputs import check_texts, id_sequences, shorten, text_sequences
 
 __all__ = ["Batch", "Prepared", "TokenAxis", "from_sequences", "prepare"]
@@ -51,6 +50,7 @@ def prepare(
     max_length: int | None = None,
     strict_length: bool = False,
     batch_size: int | None = None,
+    form: TextForm = PLAIN,
 ) -> Prepared:
     """Turn texts, token ids, images, sounds or ready tensors into batches on the model's device.
 
@@ -66,6 +66,7 @@ def prepare(
         max_length: Tokens kept per text, special ones included; None is the model's own limit.
         strict_length: Refuse a text that is longer instead of cutting it.
         batch_size: Examples a batch; None chooses by length.
+        form: Whether texts are continued, in pairs, in a chat template, or split already.
 
     Raises:
         InputError: The input is empty, of the wrong kind for the model, or does not fit together.
@@ -77,11 +78,18 @@ def prepare(
         if number is not None and number < 1:
             raise InputError(f"{name} is {number}, needs 1 or more")
     check_kinds(loaded, texts, ids, decoder_texts, images, audio, tensors)
+    if _added(loaded, form):
+        check_continues(loaded)
     if tensors is not None:
         return _from_tensors(loaded, tensors)
     if images is not None or audio is not None:
-        return _from_media(loaded, texts, images, audio, decoder_texts)
-    return _from_tokens(loaded, texts, ids, decoder_texts, max_length, strict_length, batch_size)
+        return _from_media(loaded, texts, images, audio, decoder_texts, form)
+    return _from_tokens(loaded, texts, ids, decoder_texts, max_length, strict_length, batch_size, form)
+
+
+def _added(loaded: LoadedModel, form: TextForm) -> int:
+    """Tokens by which texts themselves grow at most: an encoder-decoder writes in its decoder."""
+    return 0 if has_decoder(loaded) else form.generate or 0
 
 
 def _several(values: Any, single: Any) -> Any:
@@ -97,13 +105,30 @@ def _from_tokens(
     max_length: int | None,
     strict_length: bool,
     batch_size: int | None,
+    form: TextForm,
 ) -> Prepared:
+    added = _added(loaded, form)
     if texts is not None:
-        sequences, warnings = text_sequences(loaded, texts)
+        sequences, warnings = text_sequences(loaded, texts, form=form, open_end=added > 0)
     else:
         sequences, warnings = id_sequences(loaded, ids or ()), []
-    prepared = from_sequences(loaded, sequences, decoder_texts, max_length, strict_length, batch_size)
-    return replace(prepared, warnings=(*warnings, *_cut_note(loaded, sequences, max_length), *prepared.warnings))
+    longest = None if max_length is None else max_length + added
+    limit = _room(loaded, longest, added)
+    warnings += _cut_note(sequences, limit)
+    fitting, truncated = _limited(loaded, sequences, limit, strict_length)
+    if added:
+        fitting, notes = continued(loaded, fitting, added, batch_size)
+        warnings += notes
+    prepared = from_sequences(loaded, fitting, decoder_texts, longest, batch_size=batch_size, generate=form.generate)
+    return replace(prepared, truncated=truncated, warnings=(*warnings, *prepared.warnings))
+
+
+def _room(loaded: LoadedModel, longest: int | None, added: int) -> int | None:
+    """Tokens of a text that `added` more still fit behind."""
+    limit = text_limit(loaded.model, loaded.tokenizer, longest)
+    if limit is not None and limit <= added:
+        raise InputError(f"{added} more tokens leave no room for a text: {loaded.name} takes {limit}", "generate fewer")
+    return None if limit is None else limit - added
 
 
 def from_sequences(
@@ -115,14 +140,17 @@ def from_sequences(
     batch_size: int | None = None,
     max_padding: float = 1.0,
     max_tokens: int | None = None,
+    generate: int | None = None,
 ) -> Prepared:
     """Batches of tokenized texts, as `prepare` makes them; nothing is said of texts that are cut.
 
     Args:
         max_padding, max_tokens: As for `group_by_length`.
+        generate: Tokens that a decoder without a given text writes at most; None for the usual number.
     """
     warnings: list[str] = []
-    sequences, truncated = _limited(loaded, sequences, max_length, strict_length)
+    limit = text_limit(loaded.model, loaded.tokenizer, max_length)
+    sequences, truncated = _limited(loaded, sequences, limit, strict_length)
     decoder, read, more = _given(loaded, decoder_texts, len(sequences))
     warnings += more
     masked = takes(loaded.model, "attention_mask")
@@ -132,9 +160,9 @@ def from_sequences(
     batches = []
     for group in groups:
         rows = [sequences[i] for i in group]
-        inputs, axis = _text_batch(loaded, rows)
-        batch = Batch(_on_device(loaded, inputs), {"text": axis}, group)
-        batches.append(_with_decoder(loaded, batch, decoder, read))
+        inputs, axis = text_batch(loaded, rows)
+        batch = Batch(on_device(loaded, inputs), {"text": axis}, group)
+        batches.append(_with_decoder(loaded, batch, decoder, read, generate))
     reads = _in_order(read)
     return Prepared(
         batches=tuple(batches),
@@ -148,10 +176,9 @@ def from_sequences(
 
 
 def _limited(
-    loaded: LoadedModel, sequences: Sequence[TokenSequence], max_length: int | None, strict: bool
+    loaded: LoadedModel, sequences: Sequence[TokenSequence], limit: int | None, strict: bool
 ) -> tuple[Sequence[TokenSequence], int]:
     """Cut to the limit; how many were cut."""
-    limit = text_limit(loaded.model, loaded.tokenizer, max_length)
     long = [i for i, s in enumerate(sequences) if limit is not None and len(s) > limit]
     if strict and long:
         which = "the text" if len(sequences) == 1 else f"text {long[0]}"
@@ -161,32 +188,13 @@ def _limited(
     return [shorten(s, limit, from_left=from_left) for s in sequences] if long else sequences, len(long)
 
 
-def _cut_note(loaded: LoadedModel, sequences: Sequence[TokenSequence], max_length: int | None) -> list[str]:
-    limit = text_limit(loaded.model, loaded.tokenizer, max_length)
+def _cut_note(sequences: Sequence[TokenSequence], limit: int | None) -> list[str]:
     long = [i for i, s in enumerate(sequences) if limit is not None and len(s) > limit]
     if not long:
         return []
     which = "the text" if len(sequences) == 1 else f"text {long[0]}"
     what = which if len(long) == 1 else f"{len(long)} of {len(sequences)} texts"
     return [f"{what} cut to {limit} tokens (the longest has {max(len(s) for s in sequences)})"]
-
-
-def _text_batch(loaded: LoadedModel, rows: Sequence[TokenSequence]) -> tuple[dict[str, Tensor], TokenAxis]:
-    axis = axis_of(rows, _padding(loaded))
-    assert axis.ids is not None
-    inputs = {"input_ids": axis.ids}
-    if takes(loaded.model, "attention_mask"):
-        inputs["attention_mask"] = mask_of(axis)
-    if any(row.type_ids is not None for row in rows) and takes(loaded.model, "token_type_ids"):
-        inputs["token_type_ids"] = type_ids_of(rows)
-    return inputs, axis
-
-
-def _padding(loaded: LoadedModel) -> int:
-    """A token that exists; which one does not matter behind the mask, except to models that count positions by it."""
-    config = text_config(loaded.model)
-    number = getattr(config, "pad_token_id", None)
-    return number if isinstance(number, int) and 0 <= number < getattr(config, "vocab_size", number + 1) else 0
 
 
 def _given(
@@ -205,7 +213,11 @@ def _in_order(read: Mapping[int, str]) -> tuple[str, ...] | None:
 
 
 def _with_decoder(
-    loaded: LoadedModel, batch: Batch, given: Sequence[TokenSequence] | None, texts: dict[int, str]
+    loaded: LoadedModel,
+    batch: Batch,
+    given: Sequence[TokenSequence] | None,
+    texts: dict[int, str],
+    generate: int | None = None,
 ) -> Batch:
     """Add the decoder's input, given or generated; `texts` collects what is generated, by example."""
     if not has_decoder(loaded):
@@ -213,10 +225,10 @@ def _with_decoder(
     if given is not None:
         rows = [given[i] for i in batch.order]
     else:
-        rows, generated = generated_decoder(loaded, batch.inputs)
+        rows, generated = generated_decoder(loaded, batch.inputs, generate)
         texts.update(zip(batch.order, generated, strict=True))
-    inputs, axis = decoder_inputs(loaded, rows, _padding(loaded))
-    return Batch(batch.inputs | _on_device(loaded, inputs), batch.axes | {"decoder": axis}, batch.order)
+    inputs, axis = decoder_inputs(loaded, rows, padding(loaded))
+    return Batch(batch.inputs | on_device(loaded, inputs), batch.axes | {"decoder": axis}, batch.order)
 
 
 def _generation_note(read: Sequence[str] | None, given: Sequence[TokenSequence] | None) -> list[str]:
@@ -231,6 +243,7 @@ def _from_media(
     images: Sequence[Any] | None,
     audio: Sequence[Any] | None,
     decoder_texts: Sequence[str] | None,
+    form: TextForm,
 ) -> Prepared:
     count = max(len(given) for given in (texts, images, audio) if given is not None)
     if texts is not None:
@@ -240,11 +253,14 @@ def _from_media(
     decoder, read, warnings = _given(loaded, decoder_texts, count)
     batches = []
     for i in range(count):
-        tensors, more = media_example(loaded, all_texts[i], all_images[i], all_audio[i])
+        tensors, more = media_example(loaded, all_texts[i], all_images[i], all_audio[i], chat=form.chat)
         warnings += more
+        if _added(loaded, form) and "input_ids" in tensors:
+            tensors, note = continued_tensors(loaded, tensors, _added(loaded, form))
+            warnings.append(note)
         tensors, axis = ready_axis(loaded, tensors)
-        batch = Batch(_on_device(loaded, tensors), {} if axis is None else {"text": axis}, (i,))
-        batches.append(_with_decoder(loaded, batch, decoder, read))
+        batch = Batch(on_device(loaded, tensors), {} if axis is None else {"text": axis}, (i,))
+        batches.append(_with_decoder(loaded, batch, decoder, read, form.generate))
     reads = _in_order(read)
     return _summary(batches, [*warnings, *_generation_note(reads, decoder)], reads)
 
@@ -273,7 +289,7 @@ def _from_tensors(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> Prepare
     shifted, decoder = ready_axis(loaded, shifted, "decoder_")
     axes = {name: found for name, found in (("text", axis), ("decoder", decoder)) if found is not None}
     count = len(axes["text"].labels) if axis is not None else example_count(shifted)
-    batch = Batch({**_on_device(loaded, shifted), **_others(loaded, others)}, axes, tuple(range(count)))
+    batch = Batch({**on_device(loaded, shifted), **_others(loaded, others)}, axes, tuple(range(count)))
     read: dict[int, str] = {}
     if has_decoder(loaded) and decoder is None and "decoder_inputs_embeds" not in tensors:
         batch = _with_decoder(loaded, batch, None, read)
@@ -292,7 +308,7 @@ def _others(loaded: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return _on_device(loaded, {"": value})[""]
+            return on_device(loaded, {"": value})[""]
         return type(value)(map(moved, value)) if isinstance(value, list | tuple) else value
 
     return {name: moved(value) for name, value in values.items()}
@@ -327,13 +343,3 @@ def _matched(values: Sequence[Any] | None, count: int, what: str) -> Sequence[An
     if len(values) not in (1, count):
         raise InputError(f"{len(values)} {what} for {count} examples", "give one for all, or one each")
     return list(values) * (count if len(values) == 1 else 1)
-
-
-def _on_device(loaded: LoadedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the model's device; fractions take the model's dtype."""
-    model = loaded.model
-    result = {}
-    for name, value in inputs.items():
-        fraction = value.is_floating_point() and "mask" not in name
-        result[name] = value.to(model.device, model.dtype if fraction else value.dtype, copy=True)
-    return result

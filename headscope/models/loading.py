@@ -32,7 +32,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from headscope.errors import ModelError
 from headscope.models import packaged
 from headscope.models.checkpoint import explain_load_error, first_line, is_out_of_memory, judge_load_report
-from headscope.models.model_classes import auto_class, concrete_class, own_class_of
+from headscope.models.model_classes import auto_class, concrete_class, own_class_of, writing_class
 from headscope.models.packaged import default_model_name
 from headscope.models.placement import pick_device, pick_dtype
 from headscope.models.quiet import quiet
@@ -91,6 +91,7 @@ def load_model(
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     need_generation: bool = False,
     own_class: bool | None = False,
+    writes: bool = False,
     attn_implementation: str = "eager",
 ) -> LoadedModel:
     """Load a model with its tokenizer and processor.
@@ -106,6 +107,7 @@ def load_model(
         need_generation: Load an encoder-decoder with its language-model head, so that it can generate.
         own_class: Load the class that the checkpoint was saved from, with its language-model or classifier head,
             rather than the bare model; None does so where heads were removed from the checkpoint.
+        writes: Load a class that can continue texts, where there is one.
         attn_implementation: As in transformers; attention weights can only be read from `eager` attention.
 
     Raises:
@@ -119,9 +121,9 @@ def load_model(
     try:
         with quiet():
             config, removed = _config(source, common)
-            own = removed is not None if own_class is None else own_class
-            gguf = source.gguf_file is not None
+            gguf, own = source.gguf_file is not None, removed is not None if own_class is None else own_class
             auto = own_class_of(config, gguf=gguf) if own else auto_class(config, need_generation)
+            auto = writing_class(config, gguf=gguf) if writes else auto
             arguments = common | {"dtype": kind, "attn_implementation": attn_implementation}
             if device_map is not None:
                 arguments["device_map"] = device_map

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headscope.errors import InputError, ModelError
 from headscope.models.checkpoint import first_line
+from headscope.models.encoding import rendered
 from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
 from headscope.models.signature import takes
@@ -82,12 +83,15 @@ def _read_sound(path: str | Path) -> tuple[NDArray[np.float32], int]:
 
 
 def media_example(
-    loaded: LoadedModel, text: str | None, image: Any | None, sound: Any | None
+    loaded: LoadedModel, text: str | None, image: Any | None, sound: Any | None, *, chat: bool = False
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The forward's arguments for one example of images or sounds, with a text where the model takes both.
 
+    Args:
+        chat: Put the model's chat template around the text, and the image's and sound's places into it.
+
     Raises:
-        InputError: A file cannot be read.
+        InputError: A file cannot be read, or there is no chat template.
         ModelError: There is no processor, or it fails.
     """
     if loaded.processor is None:
@@ -105,7 +109,9 @@ def media_example(
         warnings += [warning] if warning else []
         arguments["audio" if _is_composite(loaded.processor) else "raw_speech"] = samples
         arguments["sampling_rate"] = rate
-    if text is not None:
+    if text is not None and chat:
+        arguments |= _in_chat(loaded, text, image is not None, sound is not None)
+    elif text is not None:
         arguments["text"] = _with_image_token(loaded.processor, text) if image is not None else text
     try:
         with quiet():
@@ -117,6 +123,17 @@ def media_example(
         ) from error
     tensors = {n: v for n, v in encoded.items() if isinstance(v, torch.Tensor) and takes(loaded.model, n)}
     return tensors, warnings
+
+
+def _in_chat(loaded: LoadedModel, text: str, image: bool, sound: bool) -> dict[str, Any]:
+    """A user's message of parts in the processor's chat template; its start token is not added twice."""
+    if not getattr(loaded.processor, "chat_template", None):
+        raise InputError(f"the processor of {loaded.name} has no chat template", "leave --chat out")
+    kinds = [kind for kind, given in (("image", image), ("audio", sound)) if given]
+    written = rendered(loaded, loaded.processor, [*({"type": k} for k in kinds), {"type": "text", "text": text}])
+    start = getattr(getattr(loaded.processor, "tokenizer", None), "bos_token", None)
+    twice = isinstance(start, str) and written.startswith(start)
+    return {"text": written} | ({"add_special_tokens": False} if twice else {})
 
 
 def _is_composite(processor: Any) -> bool:

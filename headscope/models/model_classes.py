@@ -57,6 +57,18 @@ def own_class_of(config: PreTrainedConfig, *, gguf: bool = False) -> Any:
     return auto_class(config, need_generation=True)
 
 
+def writing_class(config: PreTrainedConfig, *, gguf: bool = False) -> Any:
+    """The class that writes text: an encoder-decoder with its language-model head, any other as its checkpoint says.
+
+    A checkpoint of a bare model gets a language-model head too: many share its weights with the embeddings.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        return auto_class(config, need_generation=True)
+    own, bare = own_class_of(config, gguf=gguf), AutoModel._model_mapping.get(type(config), None)
+    is_bare = own is AutoModel or own is bare
+    return AutoModelForCausalLM if is_bare and type(config) in AutoModelForCausalLM._model_mapping else own
+
+
 def concrete_class(auto: Any, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class of transformers that an auto class stands for; any other class is itself.
 
