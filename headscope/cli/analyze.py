@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import headscope
-from headscope.cli import catalogue, corpus, inputs, options
+from headscope.cli import catalogue, corpus, inputs, options, text_options
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_directory, check_target
 from headscope.cli.progress import progress
@@ -80,6 +80,10 @@ def analyze(
     decoder_text: options.DecoderTexts = None,
     image: options.Images = None,
     audio: options.Sounds = None,
+    generate: text_options.Generate = None,
+    chat: text_options.Chat = False,
+    pair: text_options.Pair = None,
+    pre_split: text_options.PreSplit = False,
     max_length: options.MaxLength = None,
     strict_length: options.StrictLength = False,
     batch_size: options.BatchSize = None,
@@ -142,7 +146,8 @@ def analyze(
         }
         of_corpus |= {"runner": runner, "workers": workers, "ray_address": ray_address, "resume": resume}
         of_corpus |= {"checkpoint": checkpoint, "per_text": per_text}
-        of_texts = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
+        of_texts: dict[str, object] = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
+        of_texts |= {"--generate": generate, "--chat": chat, "--pair": pair, "--pre-split": pre_split}
         corpus.check_options(data, of_corpus, of_texts)
         of_types = catalogue.arguments(types, conllu, mentions, haystack, needles, ablate_check, quiet)
         # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
@@ -179,6 +184,7 @@ def analyze(
             corpus.run(data, shared | of_corpus | of_types | given, output, write, quiet, debug)
         else:
             found = inputs.given(text, file, ids, decoder_text, image, audio)
+            found |= text_options.arguments(generate, chat, pair, pre_split, found)
             with progress("loading the model and measuring …", quiet, debug):
                 seed_everything(seed)
                 analysis = headscope.analyze(**found, **shared, **of_types, seed=seed)

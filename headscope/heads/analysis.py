@@ -33,6 +33,7 @@ from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.selection import Selection, parse_selection
 from headscope.models.sites import find_sites
+from headscope.models.text_form import text_form
 from headscope.models.versions import versions
 from headscope.results import Analysis, InputInfo, RuleInfo
 
@@ -60,6 +61,10 @@ def analyze(
     images: Sequence[Any] | None = None,
     audio: Sequence[Any] | None = None,
     inputs: Mapping[str, Tensor] | None = None,
+    generate: int | None = None,
+    chat: bool = False,
+    pairs: str | Sequence[str] | None = None,
+    pre_split: bool = False,
     max_length: int | None = None,
     strict_length: bool = False,
     batch_size: int | None = None,
@@ -98,7 +103,13 @@ def analyze(
         decoder_texts: For encoder-decoders, what the decoder reads; generated greedily where it is not given.
         images, audio: Paths, or images and sounds in memory.
         inputs: Ready keyword arguments of the model's forward, padded on either side.
-        max_length: Tokens kept per text; the model's limit where it is not given.
+        generate: The model continues each text greedily by so many tokens at most, to its end token; text and
+            continuation are then measured in one forward pass. An encoder-decoder's decoder writes so many at most.
+        chat: Each text is a user's message in the model's own chat template, up to where the answer begins.
+        pairs: Second texts for models that read two, one for all or one each, put together by the tokenizer; where both
+            are too long, the longer is cut first.
+        pre_split: White space separates the words: each is tokenized by itself, and `words` merges to just these.
+        max_length: Tokens kept per text, without what is generated; the model's limit where it is not given.
         strict_length: Refuse longer texts instead of cutting them.
         batch_size: Texts a forward pass; does not change results.
         words: Merge the pieces of a word: key pieces summed, query pieces averaged.
@@ -130,6 +141,9 @@ def analyze(
     ids = token_ids(ids)
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}, not a dict of tensors")
+    given: dict[str, Any] = {"texts": texts, "ids": ids, "decoder_texts": decoder_texts}
+    given |= {"images": images, "audio": audio, "inputs": inputs}
+    form = text_form(generate, chat, pairs, pre_split, given)
     loaded = loaded_model(
         model,
         tokenizer=tokenizer,
@@ -137,6 +151,7 @@ def analyze(
         trust_remote_code=trust_remote_code,
         generates=decoder_texts is None,
         options={"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
+        | {"writes": generate is not None}
         | ({"own_class": True} if choice is not None and choice.needs_head else {}),
     )
     sites = find_sites(loaded.model)
@@ -154,6 +169,7 @@ def analyze(
             max_length=max_length,
             strict_length=strict_length,
             batch_size=batch_size,
+            form=form,
         )
     text_types = () if choice is None else choice.text_types
     measuring = Measuring(
