@@ -19,9 +19,8 @@ async function buildPlots() {
 }
 
 async function embed(name, place) {
-  const before = Bokeh.documents.length;
-  await Bokeh.embed.embed_item(data.plots[name], place);
-  const found = Bokeh.documents[before];
+  const [view] = await Bokeh.embed.embed_item(data.plots[name], place);
+  const found = view.model.document;
   documents.push(found);
   paintPlot(found);
   return found;
