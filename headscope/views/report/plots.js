@@ -39,10 +39,10 @@ function whenNear(id, draw) {
 // The page's colours of text and lines, which follow the reader's choice of light or dark.
 function paintPlot({ _all_models: models }) {
   const style = getComputedStyle(document.documentElement);
-  const [ink, faint] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const [ink, faint, paper] = ["--ink", "--line", "--paper"].map((name) => style.getPropertyValue(name).trim());
   for (const model of models.values()) {
     if (model.type === "Figure") {
-      model.setv({ background_fill_color: null, border_fill_color: null, outline_line_color: faint });
+      model.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: null });
     }
     if (model.type.endsWith("Axis")) {
       model.setv({
