@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import headscope
-from headscope.cli import analyze, inputs, options
+from headscope.cli import analyze, inputs, options, text_options
 from headscope.cli.errors import reported, say
 from headscope.cli.guided import PICTURES
 from headscope.cli.output import check_target, replacing
@@ -77,6 +77,10 @@ def heatmap(
     audio: options.Sounds = None,
     max_length: options.MaxLength = None,
     strict_length: options.StrictLength = False,
+    generate: text_options.Generate = None,
+    chat: text_options.Chat = False,
+    pair: text_options.Pair = None,
+    pre_split: text_options.PreSplit = False,
     model: options.Model = None,
     revision: options.Revision = None,
     layer: options.Layer = "all",
@@ -113,12 +117,14 @@ def heatmap(
         parse_selection("head", head)
         found = inputs.given(text, file, ids, decoder_text, image, audio)
         _check_one(found)
+        form = text_options.arguments(generate, chat, pair, pre_split, found)
         stacks = options.names(stack)
         with progress("loading the model and drawing …", quiet, debug):
             analyze.seed_everything(seed)
             analysis = headscope.analyze(
                 model,
                 **found,
+                **form,
                 tokenizer=tokenizer,
                 layer=layer,
                 head=head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
@@ -14,7 +14,9 @@ from headscope import __version__
 from headscope.cli.analyze import analyze
 from headscope.cli.compare import compare
 from headscope.cli.convert import convert
+from headscope.cli.docs import docs
 from headscope.cli.errors import report, reported
+from headscope.cli.examples import epilog
 from headscope.cli.heatmap import heatmap
 from headscope.cli.importance import importance
 from headscope.cli.prune import prune
@@ -24,19 +26,23 @@ from headscope.cli.verify import verify
 
 app = typer.Typer(
     help="What every attention head of a transformer does: measured, labelled, shown.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(analyze)
-app.command()(heatmap)
-app.command("report")(report_page)
-app.command()(verify)
-app.command()(importance)
-app.command()(prune)
-app.command()(convert)
-app.command()(size)
-app.command()(compare)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "analyze": analyze,
+    "heatmap": heatmap,
+    "report": report_page,
+    "verify": verify,
+    "importance": importance,
+    "prune": prune,
+    "convert": convert,
+    "compare": compare,
+    "size": size,
+    "docs": docs,
+}
+for _name, _function in _COMMANDS.items():
+    app.command(_name, epilog=epilog(_name))(_function)
 
 
 def _print_version(wanted: bool) -> None:

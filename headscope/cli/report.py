@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import headscope
-from headscope.cli import catalogue, corpus, inputs, options
+from headscope.cli import catalogue, corpus, inputs, options, text_options
 from headscope.cli.analyze import Engine, ExcludeSpecial, Metrics, Rules, Words, seed_everything
 from headscope.cli.errors import reported, say
 from headscope.cli.output import Sink, check_target
@@ -55,6 +55,10 @@ def report_page(
     max_length: options.MaxLength = None,
     strict_length: options.StrictLength = False,
     batch_size: options.BatchSize = None,
+    generate: text_options.Generate = None,
+    chat: text_options.Chat = False,
+    pair: text_options.Pair = None,
+    pre_split: text_options.PreSplit = False,
     data: corpus.Data = None,
     text_column: corpus.TextColumn = None,
     split: corpus.Split = None,
@@ -108,7 +112,8 @@ def report_page(
         }
         of_corpus |= {"runner": runner, "workers": workers, "ray_address": ray_address, "resume": resume}
         of_corpus |= {"checkpoint": checkpoint}
-        of_texts = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
+        of_texts: dict[str, object] = {"a TEXT": text, "--file": file, "--ids": ids, "--image": image, "--audio": audio}
+        of_texts |= {"--generate": generate, "--chat": chat, "--pair": pair, "--pre-split": pre_split}
         corpus.check_options(data, of_corpus, of_texts)
         of_types = catalogue.arguments(types, conllu, mentions, haystack, needles, ablate_check, quiet)
         extras = _read(importance, curve)
@@ -144,6 +149,7 @@ def report_page(
             corpus.run(data, shared | of_corpus | of_types | given, target, write, quiet, debug)
         else:
             found = inputs.given(text, file, ids, decoder_text, image, audio)
+            found |= text_options.arguments(generate, chat, pair, pre_split, found)
             with progress("loading the model and measuring …", quiet, debug):
                 seed_everything(seed)
                 analysis = headscope.analyze(**found, **shared, **of_types, seed=seed)

@@ -112,7 +112,7 @@ def _records(
     """One a head, in order."""
     p = {n: corrected(whole.by["value"], whole.by[n], whole.by["rows"], probing.seed) for n in (NEAREST, MATCH, CHANCE)}
     clusters = whole.clusters("value")
-    low, high = clusters.interval()
+    low, high = np.clip(clusters.interval(), 0.0, 1.0)
     others = {name: whole.clusters(name).score for name in (NEAREST, MATCH, "any_word")}
     flat = [(a, i) for a, heads in layers for i in heads]
     result = []
@@ -200,7 +200,7 @@ def _row(name: str, kind: str, value: Floats, rows: Floats) -> list[dict[str, An
     if not rows.any():
         return []
     clusters = ClusterSums.of(value, value, rows)
-    low, high = (_number(float(end)) for end in clusters.interval())
+    low, high = (_number(float(end)) for end in np.clip(clusters.interval(), 0.0, 1.0))
     row = {"name": name, "kind": kind, "accuracy": float(clusters.score), "low": low, "high": high}
     return [{**row, "mentions": int(rows.sum())}]
 
