@@ -118,7 +118,7 @@ def test_hostile_text_in_an_error_is_shown_not_obeyed(capsys: pytest.CaptureFixt
 
 
 def test_options_of_other_commands_do_not_exist(no_model: None, capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--heads", "--drop", "--html", "--types"):
+    for option in ("--heads", "--drop", "--hidden-size", "--explain"):
         assert run(["analyze", "x", option]) == 2
         assert f"No such option: {option}" in capsys.readouterr().err
 

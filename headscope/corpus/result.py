@@ -10,7 +10,7 @@ from headscope.errors import InputError, ModelError
 from headscope.heads.interval import ROUGH_BELOW, interval, rough
 from headscope.heads.labels import head_records
 from headscope.heads.metrics import plugin_versions
-from headscope.models.text_inputs import TOKENIZER_HINT
+from headscope.models.encoding import TOKENIZER_HINT
 from headscope.models.versions import versions
 from headscope.reading import Skipped
 from headscope.results import Analysis, CorpusInfo, InputInfo, RuleInfo

@@ -47,14 +47,18 @@ class Examples:
     _heads: dict[Layer, int] = field(default_factory=dict)
     _labels: dict[tuple[str, int, int], tuple[str, ...]] = field(default_factory=dict)
 
-    def look(self, site: Site, name: str, value: Tensor, eligible: Tensor) -> None:
+    def look(self, site: Site, rows: Rows, name: str, value: Tensor, eligible: Tensor) -> None:
         """Choose each head's best row, of those that were just measured."""
         known = self._best.get((site.stack, site.layer), {})
         masked = value.masked_fill(~eligible, -1.0)
         heads, size = masked.shape[1:]
         self._heads[site.stack, site.layer] = heads
-        rows = eligible.expand(masked.shape).sum(dim=(0, 2)).clamp(min=1)
-        often = masked.clamp(min=0).sum(dim=(0, 2)) / rows >= _LEAST
+        if rows.size == rows.view.rows:
+            counted = eligible.expand(masked.shape).sum(dim=(0, 2)).clamp(min=1)
+            often = masked.clamp(min=0).sum(dim=(0, 2)) / counted >= _LEAST
+        else:
+            # Of some rows, the mean over all is not known yet.
+            often = masked.amax(dim=(0, 2)) >= _LEAST
         for head in often.nonzero()[:, 0].tolist():
             at, flat = (float(t) for t in masked[:, head].flatten().max(dim=0))
             if (name, head) not in known or known[name, head][0] < 0.9 * at:

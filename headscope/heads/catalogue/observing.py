@@ -78,7 +78,7 @@ class TypeStatistics:
             if found:
                 self._known(shared, measures, rows, found)
                 self._add(layer, shared, found)
-                self._look(site, found)
+                self._look(site, rows, found)
         if self.examples is not None:
             self.examples.keep(site, rows)
         if not rows.cross and any(t.name == COLUMN_SINK for t in self.types):
@@ -100,10 +100,10 @@ class TypeStatistics:
             if not any(one is shared for one in used):
                 used.append(shared)
 
-    def _look(self, site: Site, found: Mapping[str, RowValues]) -> None:
+    def _look(self, site: Site, rows: Rows, found: Mapping[str, RowValues]) -> None:
         if self.examples is not None:
             for name in {t.score for t in self.types} & found.keys():
-                self.examples.look(site, name, *found[name])
+                self.examples.look(site, rows, name, *found[name])
 
     def finish(self) -> dict[Layer, LayerTypes]:
         """The batch's sums by layer; they start anew."""

@@ -17,10 +17,11 @@ from headscope.heads.catalogue.probing import Probing
 from headscope.models.batches import Batch, TokenAxis, TokenSequence
 from headscope.models.checkpoint import first_line
 from headscope.models.decoder_inputs import has_decoder
+from headscope.models.encoding import TOKENIZER_HINT
 from headscope.models.inputs import from_sequences
 from headscope.models.limits import decoder_limit, text_limit
 from headscope.models.quiet import quiet
-from headscope.models.text_inputs import TOKENIZER_HINT, judge_unknown, read_texts
+from headscope.models.text_inputs import judge_unknown, read_texts
 
 
 @dataclass(frozen=True)
