@@ -278,3 +278,19 @@ def test_without_bokeh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError, match="Bokeh") as error:
         report(small())
     assert error.value.hint == 'pip install "headscope[report]"'
+
+
+def test_analyze_writes_the_page_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`analyze --html` writes the page of the same analysis, and refuses what `report` refuses."""
+    from headscope.cli.main import main
+    from tests.tiny_checkpoints import save, wordpiece
+
+    model, page = save(tmp_path / "model", "bert", wordpiece()), tmp_path / "page.html"
+    words = ["analyze", "the cat sat", "--model", str(model), "--format", "csv", "--quiet", "--html"]
+    for target, code in ((page, 0), (page, 2), (tmp_path / "page.txt", 2)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, str(target)])
+        assert ended.value.code == code
+    assert capsys.readouterr().out.startswith("stack,layer,head")
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>") and str(model) in text

@@ -71,6 +71,13 @@ Weights = Annotated[
     ),
 ]
 
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE.html", help="Also write the page of `headscope report`.", rich_help_panel="Output"
+    ),
+]
+
 
 def analyze(
     text: options.Texts = None,
@@ -123,6 +130,7 @@ def analyze(
     output: options.Output = None,
     heatmaps: Heatmaps = None,
     weights: Weights = None,
+    html: Html = None,
     per_text: corpus.PerText = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
@@ -132,8 +140,8 @@ def analyze(
     with reported(debug):
         sink = Sink(output, force)
         sink.check()
-        _check_pictures(heatmaps, weights, force)
-        _check_apart(output, {"--weights": weights, "--per-text": per_text})
+        _check_pictures(heatmaps, weights, html, force)
+        _check_apart(output, {"--weights": weights, "--html": html, "--per-text": per_text})
         chosen = _chosen_format(output, format)
         parse_selection("layer", layer)
         parse_selection("head", head)
@@ -150,8 +158,6 @@ def analyze(
         of_texts |= {"--generate": generate, "--chat": chat, "--pair": pair, "--pre-split": pre_split}
         corpus.check_options(data, of_corpus, of_texts)
         of_types = catalogue.arguments(types, conllu, mentions, haystack, needles, ablate_check, quiet)
-        # Matrices are written as they are; without that, pictures of long texts need no more than tiles.
-        maps: bool | Literal["pooled"] = True if weights is not None else "pooled" if heatmaps is not None else False
         shared: dict[str, Any] = {
             "model": model,
             "tokenizer": tokenizer,
@@ -166,7 +172,7 @@ def analyze(
             "batch_size": batch_size,
             "words": words,
             "exclude_special": exclude_special,
-            "maps": maps,
+            "maps": _maps(weights, heatmaps, html),
             "revision": revision,
             "device": device,
             "dtype": dtype,
@@ -176,7 +182,7 @@ def analyze(
 
         def write(analysis: Analysis) -> None:
             _tell(analysis, quiet)
-            _write_pictures(analysis, heatmaps, weights, force)
+            _write_pictures(analysis, heatmaps, weights, html, force)
             _write(analysis, chosen, sink)
 
         if data is not None:
@@ -197,7 +203,18 @@ def _chosen_format(output: Path | None, format: str | None) -> str:
     return format_for(output, format)
 
 
-def _check_pictures(heatmaps: Path | None, weights: Path | None, force: bool) -> None:
+def _maps(weights: Path | None, heatmaps: Path | None, html: Path | None) -> bool | Literal["pooled"]:
+    """Matrices are written as they are; without that, pictures of long texts need no more than tiles."""
+    if weights is not None:
+        return True
+    return "pooled" if heatmaps is not None or html is not None else False
+
+
+def _check_pictures(heatmaps: Path | None, weights: Path | None, html: Path | None, force: bool) -> None:
+    if html is not None:
+        from headscope.cli.report import page_target
+
+        page_target(html, force)
     if weights is not None:
         if weights.suffix != ".npz":
             raise InputError(f"--weights writes .npz, not {weights.name!r}", "name a file that ends with .npz")
@@ -242,7 +259,13 @@ def _tell(analysis: Analysis, quiet: bool) -> None:
         say("warning", warning)
 
 
-def _write_pictures(analysis: Analysis, heatmaps: Path | None, weights: Path | None, force: bool) -> None:
+def _write_pictures(
+    analysis: Analysis, heatmaps: Path | None, weights: Path | None, html: Path | None, force: bool
+) -> None:
+    if html is not None:
+        from headscope.cli.report import command_line
+
+        Sink(html, force).text(headscope.report(analysis, command=command_line()).html)
     if heatmaps is not None:
         from headscope.views.heatmaps import write_heatmaps
 

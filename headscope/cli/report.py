@@ -100,7 +100,7 @@ def report_page(
 ) -> None:
     """Make one self-contained HTML page: a map of the model, every head on the first text, and what was found."""
     with reported(debug):
-        target = _target(output, force)
+        target = page_target(output, force)
         parse_selection("layer", layer)
         parse_selection("head", head)
         of_corpus: dict[str, Any] = {
@@ -140,7 +140,7 @@ def report_page(
         }
 
         def write(analysis: Analysis) -> None:
-            page = headscope.report(analysis, command=_command(), **extras)
+            page = headscope.report(analysis, command=command_line(), **extras)
             Sink(target, force).text(page.html)
             _tell(analysis, page, target, quiet)
 
@@ -156,7 +156,7 @@ def report_page(
             write(analysis)
 
 
-def _target(output: Path | None, force: bool) -> Path:
+def page_target(output: Path | None, force: bool) -> Path:
     """Where the page goes; what can be refused before a model is loaded."""
     from headscope.views.report.plots import bokeh_script
 
@@ -184,7 +184,7 @@ def _read(importance: Path | None, curve: Path | None) -> dict[str, Any]:
     return found
 
 
-def _command() -> str:
+def command_line() -> str:
     """The command line as it was given."""
     return shlex.join(["headscope", *sys.argv[1:]])
 
