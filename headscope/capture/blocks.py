@@ -64,6 +64,11 @@ class Rows(ABC):
         return self.valid.shape[-1]
 
     @property
+    @abstractmethod
+    def num_heads(self) -> int:
+        """Heads that the results are of."""
+
+    @property
     def positions(self) -> Tensor:
         """int64, (rows,): the position of each row's query token."""
         return torch.arange(self.first_row, self.first_row + self.size, device=self.valid.device)
@@ -185,6 +190,11 @@ class RowBlock(Rows):
     weights: Tensor
 
     @property
+    def num_heads(self) -> int:
+        """Heads that the results are of."""
+        return self.weights.shape[1]
+
+    @property
     def visible(self) -> Tensor:
         """bool, (batch or 1, 1, rows, key): the keys that a row may look at."""
         return self.view.cells(self.first_row, self.first_row + self.size, self.weights.device)
@@ -251,6 +261,11 @@ class StreamedRows(Rows):
     """All rows of a layer, with what is known of their weights after streaming."""
 
     weights: StreamedWeights
+
+    @property
+    def num_heads(self) -> int:
+        """Heads that the results are of."""
+        return self.weights.shape[1]
 
     def at(self, target: Target) -> Tensor:
         """Each row's weight on its target."""

@@ -23,6 +23,11 @@ class UniformRows(Rows):
         facts = (rows.view, rows.special, rows.lengths, rows.cross, rows.first_key)
         return UniformRows(rows.first_row, rows.valid, *facts, tokens=rows.tokens)
 
+    @property
+    def num_heads(self) -> int:
+        """One result for all heads."""
+        return 1
+
     @cached_property
     def _share(self) -> Tensor:
         return 1 / self.counts.clamp(min=1).float()

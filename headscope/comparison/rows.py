@@ -56,7 +56,7 @@ class RowKeeper:
         key = (site.stack, rows.view.rows)
         if key not in self._found:
             self._found[key] = self.wanted(site, rows)
-        numbers = head_numbers(site.module, rows.weights.shape[1])  # type: ignore[attr-defined]  # both kinds have them
+        numbers = head_numbers(site.module, rows.num_heads)
         index = torch.tensor([numbers.index(h) for h in self.heads.within(numbers)], dtype=torch.long)
         examples: dict[int, list[int]] = {}
         for example, position in self._found[key]:
@@ -89,8 +89,7 @@ class Drawing:
         real = torch.arange(rows.view.rows, device=device) < rows.lengths[:, None]
         seen = rows.view.counts(device).expand(batch, 1, -1)[:, 0]
         eligible = (real & (seen >= 2)).nonzero().cpu().numpy()
-        heads = int(rows.weights.shape[1])  # type: ignore[attr-defined]  # both kinds have them
-        left = self.room.setdefault(site.stack, CELLS // (heads * self.layers))
+        left = self.room.setdefault(site.stack, CELLS // (rows.num_heads * self.layers))
         drawn = self.rng.permutation(eligible)[: min(self.count, left // keys)]
         self.room[site.stack] = left - keys * len(drawn)
         return [(int(example), int(position)) for example, position in drawn]

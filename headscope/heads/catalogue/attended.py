@@ -90,19 +90,19 @@ def attended_words(probing: Probing, words: WordBatches) -> Attended:
     capture = probing.capture(consumer)
     wanted = capture.selected
     for batch in words.batches:
-        capture.selected = _between_words(wanted, batch)
-        capture.groups = _word_groups(batch)
+        capture.selected = between_words(wanted, batch)
+        capture.groups = word_groups(batch)
         capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()}, len(batch.order))
         consumer.finish(batch)
     return consumer.attended(capture)
 
 
-def _between_words(wanted: Callable[[Site], bool], batch: Batch) -> Callable[[Site], bool]:
+def between_words(wanted: Callable[[Site], bool], batch: Batch) -> Callable[[Site], bool]:
     """What reads no words, such as an image, has no axis in the batch."""
     return lambda site: wanted(site) and not site.cross and site.query_axis in batch.axes
 
 
-def _word_groups(batch: Batch) -> Groups:
+def word_groups(batch: Batch) -> Groups:
     """Each token's word as its group."""
 
     def groups(name: str, axis: Axis) -> Tensor:

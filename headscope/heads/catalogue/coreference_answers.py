@@ -15,11 +15,11 @@ from headscope.capture.blocks import RowBlock, Rows
 from headscope.capture.feed import Axis
 from headscope.capture.session import SiteFacts
 from headscope.errors import ModelError
+from headscope.heads.catalogue.attended import between_words, word_groups
 from headscope.heads.catalogue.coreference_runs import Question, Run
 from headscope.heads.catalogue.probing import Probing
 from headscope.heads.catalogue.words import WordBatches
 from headscope.heads.statistics import Layer
-from headscope.models.batches import Batch
 from headscope.models.selection import ranges
 from headscope.models.sites import Site
 
@@ -68,12 +68,10 @@ def answers(probing: Probing, words: WordBatches, runs: Sequence[Run]) -> tuple[
     """
     consumer = _Asking(tuple(runs))
     capture = probing.capture(consumer)
-    wanted = {(s.stack, s.layer) for s in probing.wanted if not s.cross}
+    wanted = capture.selected
     for batch in words.batches:
-        # What reads no words, such as an image, has no axis.
-        read = {(s.stack, s.layer) for s in probing.wanted if s.query_axis in batch.axes} & wanted
-        capture.selected = lambda site, read=read: (site.stack, site.layer) in read  # type: ignore[misc]
-        capture.groups = _Groups(batch)
+        capture.selected = between_words(wanted, batch)
+        capture.groups = word_groups(batch)
         consumer.order = batch.order
         capture.batch(batch.inputs, {n: Axis(a.lengths, a.special) for n, a in batch.axes.items()}, len(batch.order))
     found = {k: v for k, v in consumer.tables.items() if k not in capture.unreadable}
@@ -97,19 +95,6 @@ def _missing(unreadable: Mapping[Layer, ModelError]) -> list[str]:
     for (stack, layer), reason in unreadable.items():
         layers.setdefault((stack, str(reason)), []).append(layer)
     return [f"{stack}: layers {ranges(sorted(n))} are left out: {reason}" for (stack, reason), n in layers.items()]
-
-
-class _Groups:
-    """Each token's word, as a capture wants it."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def __call__(self, name: str, axis: Axis) -> Tensor:
-        groups = torch.full(tuple(axis.special.shape), -1)
-        for row, words in enumerate(self._batch.axes[name].words):
-            groups[row, : len(words)] = torch.tensor(words)
-        return groups
 
 
 @dataclass

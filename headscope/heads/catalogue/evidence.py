@@ -38,8 +38,7 @@ def _records(kind: TextType, layers: Mapping[Layer, LayerTypes], heads: Heads) -
         if layers[layer].measures[kind.score].rows[index] > 0
     ]
     sums = {layer: layers[layer].measures[kind.score] for layer, _, _ in known}
-    # Every score is a share.
-    values = {layer: (s.score, s.chance, *np.clip(s.interval(), 0, 1), s.p_above()) for layer, s in sums.items()}
+    values = {layer: (s.score, s.chance, *s.interval(), s.p_above()) for layer, s in sums.items()}
     p = holm(np.array([values[layer][4][index] for layer, index, _ in known]))
     records = {}
     for (layer, index, place), corrected in zip(known, p.tolist(), strict=True):

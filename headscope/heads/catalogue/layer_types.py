@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,10 +85,15 @@ class LayerTypes:
 
     def scores(self, place: int) -> dict[str, float]:
         """One head's measures by name, and the share of texts above a threshold as `share:NAME`; those measured."""
-        found = {name: float(sums.score[place]) for name, sums in self.measures.items()}
-        for name, (above, texts) in self.above.items():
-            found[f"share:{name}"] = float(above[place] / texts[place]) if texts[place] else float("nan")
+        found = {name: float(values[place]) for name, values in self._scores.items()}
         return {name: value for name, value in found.items() if not np.isnan(value)}
+
+    @cached_property
+    def _scores(self) -> dict[str, Floats]:
+        """Of all heads, float64 (head,); NaN where nothing was measured."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = {f"share:{name}": above / texts for name, (above, texts) in self.above.items()}
+        return {name: sums.score for name, sums in self.measures.items()} | shares
 
     def alternative(self, measure: str) -> tuple[str, float] | None:
         """What passes best for a measure without being it, and its score."""

@@ -121,7 +121,7 @@ class RowSampler:
         if rows.cross:
             self.skipped[site.stack] = "its rows and its keys are not the same tokens"
             return
-        numbers = head_numbers(site.module, rows.weights.shape[1])  # type: ignore[attr-defined]  # both kinds have them
+        numbers = head_numbers(site.module, rows.num_heads)
         heads = self.probing.heads.within(numbers)
         if not heads:
             return
