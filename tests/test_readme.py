@@ -132,7 +132,8 @@ def test_links_to_files_lead_somewhere() -> None:
 
 
 def test_every_option_named_exists() -> None:
-    commands = typer.main.get_command(app).commands.values()
+    whole = typer.main.get_command(app)
+    commands = (whole, *whole.commands.values())
     known = {name for command in commands for p in command.params for name in p.opts + p.secondary_opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--help", "--no-deps"}
     assert "--heatmaps" in known
