@@ -168,15 +168,16 @@ def _check_named(choice: Choice, infos: Sequence[TypeInfo]) -> None:
 
 
 def _ablated(probing: Probing, choice: Choice, got: _Gathered) -> Mapping[str, Any]:
-    """What zeroing the strongest induction heads does; of a model without any, of those that score most."""
+    """What zeroing the ten heads that score most does; of a model with few heads, only those that have the type."""
     found = [(p, r) for p, records in got.evidence.items() for r in records if r.type == "induction"]
     if not found:
         raise ModelError(
             "no head's induction could be measured: there is nothing to check", "Leave --ablate-check out."
         )
     claimed = [(p, r) for p, r in found if r.claimed]
-    ranked = sorted(((p, r.score) for p, r in claimed or found), key=lambda item: -item[1])
-    top = min(_ZEROED, len(claimed) or max(1, len(found) // 2))
+    many = len(found) >= 4 * _ZEROED
+    top = _ZEROED if many else min(_ZEROED, len(claimed) or max(1, len(found) // 2))
+    ranked = sorted(((p, r.score) for p, r in (found if many else claimed or found)), key=lambda item: -item[1])
     repeated = repeated_ids(probing.loaded, sequences=_SEQUENCES, length=_LENGTH, seed=choice.seed + 1000)
     return ablation_check(probing, ranked, top=top, repeated=repeated)
 
