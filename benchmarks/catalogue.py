@@ -10,36 +10,31 @@ from __future__ import annotations
 
 import argparse
 import pydoc_data.topics
-import statistics
-import time
+from collections.abc import Sequence
 
-from benchmarks.capture import _path
+from benchmarks.figures import Figure, ratio, seconds, table
+from benchmarks.models import model_path
 from headscope.capture.evaluation import eager_evaluation
 from headscope.heads.catalogue.text_types import TEXT_TYPES
 from headscope.heads.measuring import Measuring
 from headscope.heads.metrics import CORE
 from headscope.heads.rules import load_rules
-from headscope.models.inputs import Prepared, prepare
+from headscope.models.inputs import prepare
 from headscope.models.loading import load_model
 from headscope.models.selection import parse_selection
 from headscope.models.sites import find_sites
 
-
-def seconds(measuring: Measuring, prepared: Prepared) -> float:
-    """Wall time of one measurement."""
-    start = time.perf_counter()
-    measuring.run(prepared)
-    return time.perf_counter() - start
+GOAL = 1.3
 
 
-def main() -> None:
-    """Print a line a round and the median."""
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
+    """Print a line a round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    loaded = load_model(_path(given.model))
+    given = parser.parse_args(arguments)
+    loaded = load_model(model_path(given.model))
     text = " ".join(" ".join(t.split()) for t in pydoc_data.topics.topics.values())[: 8 * given.length]
     with eager_evaluation(loaded.model):
         prepared = prepare(loaded, texts=[text], max_length=given.length)
@@ -48,14 +43,14 @@ def main() -> None:
         Measuring(loaded, sites, sites, heads, load_rules("seed"), CORE, types=kinds)
         for kinds in ((), tuple(TEXT_TYPES.values()))
     )
-    seconds(types, prepared)
-    ratios = []
+    types.run(prepared)
+    plain, with_types = [], []
     for _ in range(given.rounds):
-        plain, with_types = seconds(core, prepared), seconds(types, prepared)
-        ratios.append(with_types / plain)
-        print(f"{prepared.tokens} tokens: core {plain:.2f} s, with {len(TEXT_TYPES)} types {with_types:.2f} s")
-    print(f"with types / core: {statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})")
+        plain.append(seconds(lambda: core.run(prepared)))
+        with_types.append(seconds(lambda: types.run(prepared)))
+        print(f"{prepared.tokens} tokens: core {plain[-1]:.2f} s, with {len(TEXT_TYPES)} types {with_types[-1]:.2f} s")
+    return [ratio(f"types of the text / core metrics, {prepared.tokens} tokens", with_types, plain, GOAL)]
 
 
 if __name__ == "__main__":
-    main()
+    print(table(main()))

@@ -19,7 +19,6 @@ import math
 import pydoc_data.topics
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,8 @@ import torch
 from transformers import PreTrainedModel
 
 import headscope
-from benchmarks.capture import _path
+from benchmarks.figures import Figure, ratio, single, table
+from benchmarks.models import model_path
 from fixtures.building import build_family
 from fixtures.tokenizers import build_tokenizer
 from headscope.models.batches import group_by_length
@@ -65,13 +65,13 @@ def bare_loop(model: PreTrainedModel, tokenizer: Any, texts: Sequence[str]) -> i
     return sum(map(len, encoded))
 
 
-def throughput(name: str, count: int, rounds: int) -> None:
-    """Print both speeds and their ratio."""
-    directory = _path(name)
+def throughput(name: str, count: int, rounds: int) -> Figure:
+    """The corpus' throughput over that of bare passes; prints both."""
+    directory = model_path(name)
     bare = load_model(directory, attn_implementation="sdpa", dtype="float32", device="cpu")
     model = load_model(directory, dtype="float32", device="cpu")
     texts = mixed_texts(count)
-    ratios = []
+    bare_took, corpus_took = [], []
     for number in range(rounds + 1):
         start = time.perf_counter()
         tokens = bare_loop(bare.model, bare.tokenizer, texts)
@@ -81,17 +81,17 @@ def throughput(name: str, count: int, rounds: int) -> None:
         assert found.inputs.tokens == tokens
         # The first round loads what is loaded once.
         if number:
-            ratios.append((middle - start) / (end - middle))
+            bare_took.append(middle - start)
+            corpus_took.append(end - middle)
             print(
-                f"  bare {tokens / (middle - start):,.0f} tokens/s, corpus {tokens / (end - middle):,.0f}: "
-                f"{ratios[-1]:.2f}",
-                flush=True,
+                f"  bare {tokens / (middle - start):,.0f} tokens/s, corpus {tokens / (end - middle):,.0f}", flush=True
             )
-    print(f"{name}: {count} texts, {tokens:,} tokens: {statistics.median(ratios):.2f} of the bare loop's throughput")
+    return ratio(f"{name}: throughput over a corpus / bare passes", bare_took, corpus_took, 0.8, at_least=True)
 
 
-def memory() -> None:
-    """Print the peak of a process for each number of texts."""
+def memory() -> Figure:
+    """The peak of a process for most texts over that for fewest; prints each."""
+    peaks = []
     with tempfile.TemporaryDirectory() as folder:
         build_family("bert").save_pretrained(folder)
         build_tokenizer("wordpiece").save_pretrained(folder)
@@ -103,6 +103,8 @@ def memory() -> None:
             command = [sys.executable, __file__, "--measure", folder, str(data)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             print(f"{count:>7,} texts: {done.stdout.strip()}", flush=True)
+            peaks.append(float(done.stdout.split()[0].replace(",", "")))
+    return single("peak memory, 100,000 texts / 1,000", peaks[-1] / peaks[0], 1.1)
 
 
 def measure(folder: str, data: str) -> None:
@@ -114,7 +116,7 @@ def measure(folder: str, data: str) -> None:
     print(f"{peak:,.0f} MiB, {taken:.0f} s, {found.inputs.tokens:,} tokens")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("throughput", "memory"), default="throughput")
@@ -122,14 +124,15 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.measure:
         measure(*options.measure)
-    elif options.what == "memory":
-        memory()
-    else:
-        throughput(options.model, options.texts, options.rounds)
+        return []
+    if options.what == "memory":
+        return [memory()]
+    return [throughput(options.model, options.texts, options.rounds)]
 
 
 if __name__ == "__main__":
-    main()
+    if found := main():
+        print(table(found))

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import pydoc_data.topics
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.capture import _path
+from benchmarks.figures import Figure, ratio, seconds, table
+from benchmarks.models import model_path
 from headscope.capture.evaluation import evaluating
 from headscope.capture.outputs import find_outputs
 from headscope.importance.allocate import allocate, count_of
@@ -31,13 +31,6 @@ from headscope.importance.texts import Data, Share, cut, deal, ready
 from headscope.models.loading import LoadedModel, load_model
 from headscope.pruning.zeroing import zeroed_copy
 from headscope.repair.repair import repair
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """Wall time of one run."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def train(loaded: LoadedModel, data: Data) -> None:
@@ -56,23 +49,19 @@ def forward(loaded: LoadedModel, data: Data) -> None:
             inner(**batch.inputs)
 
 
-def ratios(ways: dict[str, Callable[[], object]], rounds: int) -> None:
-    """Print each way's time as a ratio to the first one's, round by round."""
+def ratios(ways: dict[str, Callable[[], object]], rounds: int, goals: Sequence[float]) -> list[Figure]:
+    """The time of all ways but the first over the first one's, round by round."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, function in ways.items():
             times[name].append(seconds(function))
-    base = next(iter(times.values()))
     for name, taken in times.items():
-        found = [t / b for t, b in zip(taken, base, strict=True)]
-        print(
-            f"  {name:<22} {statistics.median(taken):>8.2f} s {statistics.median(found):>6.2f} x"
-            f"   ({min(found):.2f} to {max(found):.2f})",
-            flush=True,
-        )
+        print(f"  {name:<22} {statistics.median(taken):>8.2f} s", flush=True)
+    (what, base), *others = times.items()
+    return [ratio(f"{name} / {what}", taken, base, goal) for (name, taken), goal in zip(others, goals, strict=True)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="packaged")
@@ -80,8 +69,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repair-tokens", type=int, default=25_000)
-    options = parser.parse_args()
-    loaded = load_model(_path(options.model), own_class=True)
+    options = parser.parse_args(arguments)
+    loaded = load_model(model_path(options.model), own_class=True)
     texts = tuple(pydoc_data.topics.topics.values())
     pieces = cut(loaded, Examples(texts, (None,) * len(texts)), options.length)
     whole = [p for p in pieces if p.tokens == options.length]
@@ -95,19 +84,21 @@ def main() -> None:
         ways: dict[str, Callable[[], object]] = {"forward and backward": lambda: train(loaded, scored)}
         for name in ("gradient", "surgeon"):
             ways[name] = lambda name=name: method_named(name).score(task)  # type: ignore[misc]  # bound to this name
-        ratios(ways, options.rounds)
+        figures = ratios(ways, options.rounds, (1.5, 2))
         random = {n: s for (_, n), s in method_named("random").score(task).items()}
         gone = allocate(outputs, random, count_of(outputs, "head", 1 / 3))
         print(f"repair on {refit.tokens:,} tokens")
         copies = [zeroed_copy(loaded.model, gone)[0] for _ in range(options.rounds)]
-        ratios(
+        figures += ratios(
             {
                 "forward": lambda: forward(loaded, refit),
                 "repair": lambda: repair(loaded.model, copies.pop(), refit.batches),
             },
             options.rounds,
+            (3,),
         )
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    print(table(main()))

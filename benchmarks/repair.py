@@ -17,8 +17,10 @@ import contextlib
 import io
 import pydoc_data.topics
 import time
+from collections.abc import Sequence
 
-from benchmarks.capture import _path
+from benchmarks.figures import Figure, single, table
+from benchmarks.models import model_path
 from headscope.capture.evaluation import evaluating
 from headscope.capture.outputs import find_outputs
 from headscope.importance.allocate import allocate, count_of
@@ -49,7 +51,7 @@ def of_other_kinds(loaded: LoadedModel) -> dict[str, Data]:
     return {name: ready(loaded, cut(loaded, Examples((text,), (None,)))[:8]) for name, text in texts.items()}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
@@ -59,9 +61,9 @@ def main() -> None:
     parser.add_argument("--repaired", default="surgeon")
     for name, tokens in (("ranking", 12_288), ("repair", 32_768), ("report", 4_096)):
         parser.add_argument(f"--{name}", type=int, default=tokens)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     names = {"revision": None, "device": "cpu", "dtype": "float32", "device_map": None, "trust_remote_code": False}
-    loaded = whole_model(_path(options.model), None, None, names)
+    loaded = whole_model(model_path(options.model), None, None, names)
     texts = tuple(t for t in pydoc_data.topics.topics.values() if len(t) > 200)
     roles = ("ranking", "repair", "report")
     shares = {role: Share(getattr(options, role), getattr(options, role)) for role in roles}
@@ -72,16 +74,21 @@ def main() -> None:
     with evaluating(loaded.model):
         for one in (*data.values(), *judges.values()):
             one.loss.remember(loaded.model, one.batches)
-        compare(loaded, data, judges, options)
+        return compare(loaded, data, judges, options)
 
 
-def compare(loaded: LoadedModel, data: dict[str, Data], judges: dict[str, Data], options: argparse.Namespace) -> None:
-    """A line for each method, share, and with or without a repair."""
+def compare(
+    loaded: LoadedModel, data: dict[str, Data], judges: dict[str, Data], options: argparse.Namespace
+) -> list[Figure]:
+    """What each repair leaves of the loss that the first method adds alone; prints a line for each."""
+    alone: dict[float, dict[str, tuple[float, float]]] = {}
+    figures: list[Figure] = []
     model = loaded.model
     outputs = find_outputs(model)
     base = {name: measure(model, d.batches, d.loss) for name, d in judges.items()}
     print("losses before: " + ", ".join(f"{name} {found.mean:.4f}" for name, found in base.items()), flush=True)
-    for name in options.methods.split(","):
+    first, *_ = methods = options.methods.split(",")
+    for name in methods:
         method = method_named(name)
         scored = scores_by(model, outputs, method, data["ranking"], options.unit, 0, lambda line: None)
         for share in map(float, options.shares.split(",")):
@@ -100,7 +107,24 @@ def compare(loaded: LoadedModel, data: dict[str, Data], judges: dict[str, Data],
                     + ("" if refit is None else f"   {taken:.0f} s"),
                     flush=True,
                 )
+                if refit is None:
+                    alone.setdefault(share, added)
+                else:
+                    figures += [
+                        single(
+                            f"{share:.0%} of {options.unit}s, {judge}: {name} and repair / {first}",
+                            mean / alone[share][judge][0],
+                            goal_of(options.unit, share) if judge == "report" else 0.35,
+                        )
+                        for judge, (mean, _) in added.items()
+                    ]
+    return figures
+
+
+def goal_of(unit: str, share: float) -> float | None:
+    """What a repair should leave at most, on text like its own."""
+    return {("head", 0.2): 0.25, ("head", 0.3): 0.15, ("head", 0.5): 0.12, ("kv-group", 0.3): 0.25}.get((unit, share))
 
 
 if __name__ == "__main__":
-    main()
+    print(table(main()))

@@ -1,6 +1,6 @@
-"""How long `headscope --help` takes, against the `--help` of a Typer app that does nothing.
+"""How long `--help` of headscope and of each command takes, against the `--help` of a Typer app that does nothing.
 
-    python benchmarks/startup.py [--pairs 15]
+    python benchmarks/startup.py [--pairs 9]
 
 Both run in fresh processes, in turns, so that a busy machine slows both alike. Goal: a ratio of at most 1.5.
 """
@@ -12,10 +12,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.figures import Figure, ratio, seconds, table
+
 ROOT = Path(__file__).parents[1]
+GOAL = 1.5
+COMMANDS = ("analyze", "heatmap", "verify", "importance", "prune", "convert", "compare", "report", "size", "docs")
 TRIVIAL = '''
 import typer
 
@@ -32,37 +36,35 @@ app()
 '''
 
 
-def seconds(command: list[str]) -> float:
-    """Wall time of one run of `command`, which must succeed."""
-    start = time.perf_counter()
+def run(command: list[str]) -> None:
+    """One run of `command`, which must succeed."""
     subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - start
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
     """Time pairs of runs and print the medians and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--pairs", type=int, default=9)
+    pairs = parser.parse_args(arguments).pairs
     with tempfile.TemporaryDirectory() as folder:
         trivial = Path(folder) / "trivial.py"
         trivial.write_text(TRIVIAL, encoding="utf-8")
         commands = {
             "trivial --help": [sys.executable, str(trivial), "--help"],
             "headscope --help": [sys.executable, "-m", "headscope", "--help"],
-            "headscope analyze --help": [sys.executable, "-m", "headscope", "analyze", "--help"],
         }
+        for name in COMMANDS:
+            commands[f"headscope {name} --help"] = [sys.executable, "-m", "headscope", name, "--help"]
         for command in commands.values():
-            seconds(command)
+            run(command)
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(pairs):
             for name, command in commands.items():
-                times[name].append(seconds(command))
-    base = times["trivial --help"]
-    for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
-        print(f"{name:26} {1000 * statistics.median(taken):6.0f} ms   ratio {ratio:.2f}")
+                times[name].append(seconds(lambda command=command: run(command)))  # type: ignore[misc]  # bound
+    base = times.pop("trivial --help")
+    print(f"trivial --help: {1000 * statistics.median(base):.0f} ms")
+    return [ratio(f"{name} / a trivial app's", taken, base, GOAL) for name, taken in times.items()]
 
 
 if __name__ == "__main__":
-    main()
+    print(table(main()))
