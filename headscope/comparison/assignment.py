@@ -26,7 +26,7 @@ def assign(cost: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.in
     """
     costs: NDArray[np.float64] = np.asarray(cost, dtype=np.float64)
     if costs.ndim != 2 or not np.isfinite(costs).all():
-        raise InputError("costs to assign by are not a matrix of finite numbers")
+        raise InputError("costs to assign by are not a matrix of finite numbers", "give finite numbers, one row a head")
     count, others = costs.shape
     if count > others:
         columns, rows = assign(costs.T)

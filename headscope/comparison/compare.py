@@ -102,7 +102,7 @@ def compare(
     if engine not in ENGINES:
         raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
     if max_rows < 1:
-        raise InputError(f"max_rows is {max_rows}, needs 1 or more")
+        raise InputError(f"max_rows is {max_rows}, needs 1 or more", "give 1 or more")
     ways = Ways(
         layers=parse_selection("layer", layer),
         heads=parse_selection("head", head),

@@ -140,7 +140,10 @@ def analyze(
     check_maps(maps)
     ids = token_ids(ids)
     if inputs is not None and not isinstance(inputs, Mapping):
-        raise InputError(f"inputs is a {type(inputs).__name__}, not a dict of tensors")
+        raise InputError(
+            f"inputs is a {type(inputs).__name__}, not a dict of tensors",
+            "pass what a tokenizer or processor returns with return_tensors='pt'",
+        )
     given: dict[str, Any] = {"texts": texts, "ids": ids, "decoder_texts": decoder_texts}
     given |= {"images": images, "audio": audio, "inputs": inputs}
     form = text_form(generate, chat, pairs, pre_split, given)

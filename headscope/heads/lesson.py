@@ -95,7 +95,10 @@ def _matrix(weights: torch.Tensor, tokens: int | None) -> Matrix:
     shape = tuple(weights.shape)
     if len(shape) != 3 or shape[1] != shape[2] or 0 in shape or tokens not in (None, shape[1]):
         wanted = "(heads, n, n)" if tokens is None else f"(heads, {tokens}, {tokens}), one row a token"
-        raise InputError(f"analyze_head_patterns: weights have shape {shape}, expected {wanted}")
+        raise InputError(
+            f"analyze_head_patterns: weights have shape {shape}, expected {wanted}",
+            "pass what extract_attention_patterns returns",
+        )
     weights = weights.detach().float()[None]
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or bool((weights.sum(dim=-1) > 1.01).any()):
         raise InputError(

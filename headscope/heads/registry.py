@@ -83,7 +83,10 @@ def target_metric(cross: bool = False, seen: bool = False) -> Callable[[Callable
     def register(function: Callable[[], Target]) -> Callable[[], Target]:
         target = function()
         if not isinstance(target, Target):
-            raise InputError(f"the metric {function.__name__!r} returns a {type(target).__name__}, not a Target")
+            raise InputError(
+                f"the metric {function.__name__!r} returns a {type(target).__name__}, not a Target",
+                "return a Target, as the metrics of headscope.heads.metrics do",
+            )
 
         def rows(rows: Rows) -> RowValues:
             eligible = rows.valid & rows.has(target)

@@ -136,7 +136,7 @@ def _check(
     if normalise and method.name in _NOT_BY_LAYER:
         raise InputError(f"{method.name} compares layers by size", "Leave --normalize out.")
     if tokens is not None and tokens < 1:
-        raise InputError(f"tokens is {tokens}, needs 1 or more")
+        raise InputError(f"tokens is {tokens}, needs 1 or more", "give 1 or more")
     if method.needs_data and data is None:
         raise InputError(f"{method.name} scores heads on texts, and there are none", "Give --data FILE.")
 

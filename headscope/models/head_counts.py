@@ -132,7 +132,10 @@ def _divide(site: Site, name: str, size: int, by: int) -> int:
 
 
 def _disagree(site: Site, what: str) -> ModelError:
-    return ModelError(f"cannot tell the heads of {site.path} apart: {what}")
+    return ModelError(
+        f"cannot tell the heads of {site.path} apart: {what}",
+        "leave this layer out with --layer, or take another model",
+    )
 
 
 # ------------------------------------------------------------------ what is said

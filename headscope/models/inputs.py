@@ -76,7 +76,7 @@ def prepare(
     images, audio = _several(images, str | Path), _several(audio, str | Path)
     for name, number in (("max_length", max_length), ("batch_size", batch_size)):
         if number is not None and number < 1:
-            raise InputError(f"{name} is {number}, needs 1 or more")
+            raise InputError(f"{name} is {number}, needs 1 or more", "give a larger number")
     check_kinds(loaded, texts, ids, decoder_texts, images, audio, tensors)
     if _added(loaded, form):
         check_continues(loaded)
@@ -279,7 +279,9 @@ def _from_tensors(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> Prepare
         if not _is_ready(value):
             raise InputError(f"{name} is a {type(value).__name__}, not a tensor", "pass return_tensors='pt'")
         if not takes(loaded.model, name):
-            raise InputError(f"{type(loaded.model).__name__} takes no {name}")
+            raise InputError(
+                f"{type(loaded.model).__name__} takes no {name}", "leave it out, or take a model that does"
+            )
     others = {name: value for name, value in tensors.items() if not isinstance(value, torch.Tensor)}
     tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
     if not tensors:

@@ -159,4 +159,4 @@ def check_media(loaded: LoadedModel, images: Sequence[Any] | None, audio: Sequen
     """
     for name, given in (("images", images), ("audio", audio)):
         if given is not None and not len(given):
-            raise InputError(f"{name} is an empty list")
+            raise InputError(f"{name} is an empty list", "give one or more, or leave it out")

@@ -144,7 +144,10 @@ def _arrangement(site: Site, layout: Layout) -> Arrangement:
 def _place(site: Site, part: Part, rows: dict[Role, Rows]) -> dict[Role, Projection]:
     total = next(iter(rows.values())).total
     if total != part.num_outputs:
-        raise ModelError(f"{part.weight.path} has {part.num_outputs} rows, its heads need {total}")
+        raise ModelError(
+            f"{part.weight.path} has {part.num_outputs} rows, its heads need {total}",
+            "is the config.json the one of these weights?",
+        )
     return {
         role: Projection(role, part.weight, part.out_axis, own, part.bias, own if part.bias else None)
         for role, own in rows.items()
@@ -154,7 +157,10 @@ def _place(site: Site, part: Part, rows: dict[Role, Rows]) -> dict[Role, Project
 def _output(site: Site, part: Part, shape: HeadShape) -> Projection:
     rows = Rows.alone(shape.num_heads, shape.value_dim)
     if rows.total != part.num_inputs:
-        raise ModelError(f"{part.weight.path} takes in {part.num_inputs} numbers, its heads give {rows.total}")
+        raise ModelError(
+            f"{part.weight.path} takes in {part.num_inputs} numbers, its heads give {rows.total}",
+            "is the config.json the one of these weights?",
+        )
     return Projection("output", part.weight, 1 - part.out_axis, rows, part.bias)
 
 

@@ -38,7 +38,9 @@ def ready_axis(
         return dict(tensors), None
     # Ids may have an axis of codebooks behind that of the tokens.
     if main.dim() not in ((2, 3) if ids is not None else (3,)):
-        raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}, needs (batch, tokens)")
+        raise InputError(
+            f"{prefix}input_ids has shape {tuple(main.shape)}, needs (batch, tokens)", "give whole rows of token ids"
+        )
     size = (main.shape[0], main.shape[1])
     if 0 in size:
         raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}: no token", "give one token or more a row")
@@ -62,7 +64,9 @@ def _runs(mask: Tensor | None, size: tuple[int, int], prefix: str) -> tuple[list
     if mask is None:
         return [0] * size[0], [size[1]] * size[0]
     if tuple(mask.shape) != size:
-        raise InputError(f"{prefix}attention_mask has shape {tuple(mask.shape)}, needs {size}")
+        raise InputError(
+            f"{prefix}attention_mask has shape {tuple(mask.shape)}, needs {size}", "give one as large as the token ids"
+        )
     starts, lengths = [], []
     for i, row in enumerate(mask.bool().tolist()):
         real = [j for j, on in enumerate(row) if on]
@@ -90,7 +94,10 @@ def _shifted(
             rows = [torch.roll(row, -start, dims=0) for row, start in zip(value, starts, strict=True)]
             result[name] = torch.stack(rows)
         elif name == f"{prefix}position_ids":
-            raise InputError(f"{name} has shape {tuple(value.shape)}, needs {size} with padding on the left")
+            raise InputError(
+                f"{name} has shape {tuple(value.shape)}, needs {size} with padding on the left",
+                "leave it out, or give one as large as the token ids",
+            )
     return result
 
 
@@ -104,7 +111,8 @@ def _axis(loaded: LoadedModel, ids: Tensor | None, lengths: Sequence[int], width
     size = vocabulary_size(loaded.model)
     if int(ids.min()) < 0 or (size is not None and int(ids.max()) >= size):
         raise InputError(
-            f"input_ids holds {int(ids.min())} to {int(ids.max())}, {loaded.name} has 0 to {(size or 0) - 1}"
+            f"input_ids holds {int(ids.min())} to {int(ids.max())}, {loaded.name} has 0 to {(size or 0) - 1}",
+            "give token ids of this model's own tokenizer",
         )
     reader = None if loaded.tokenizer is None else TokenReader(loaded.tokenizer)
     rows = [describe_ids(loaded.model, reader, ids[i, :n].tolist()) for i, n in enumerate(lengths)]

@@ -100,7 +100,8 @@ def fused_rows(arrangement: Arrangement, shape: HeadShape) -> dict[Role, Rows]:
     shares = {role: shape.heads_of(role) * shape.width_of(role) for role in arrangement.order}
     if any(shape.heads_of(role) % runs for role in shares):
         raise ModelError(
-            f"{shape.num_heads} heads with {shape.num_kv_heads} key-value heads cannot be laid out in {runs} equal runs"
+            f"{shape.num_heads} heads with {shape.num_kv_heads} key-value heads do not make {runs} equal runs",
+            "is the config.json the one of these weights?",
         )
     length = sum(shares.values()) // runs
     rows: dict[Role, Rows] = {}

@@ -111,7 +111,7 @@ def check_texts(texts: Sequence[str]) -> None:
     for i, text in enumerate(texts):
         which = f"text {i}" if len(texts) > 1 else "the text"
         if not isinstance(text, str):
-            raise InputError(f"{which} is a {type(text).__name__}, not a string")
+            raise InputError(f"{which} is a {type(text).__name__}, not a string", "give texts")
         if not text.strip():
             raise InputError(f"{which} is empty", "give at least one word")
         try:

@@ -140,4 +140,7 @@ def _check_fit(site: Site, found: Projections, weights: HeadWeights) -> None:
         given = getattr(weights, name)
         shape = None if given is None else tuple(given.shape)
         if shape != wanted.get(name):
-            raise InputError(f"{site.path} needs {name} of shape {wanted.get(name)}, got {shape}")
+            raise InputError(
+                f"{site.path} needs {name} of shape {wanted.get(name)}, got {shape}",
+                "give arrays of the shape that read_reference gives",
+            )

@@ -63,7 +63,10 @@ def explain_head(
     stack, layer = layer_of(found.site)
     reference = plans_of(loaded.model, [found], batch, copy=False)
     if not reference.plans:
-        raise ModelError(f"{name} cannot be explained: {reference.reasons[stack, layer]}")
+        raise ModelError(
+            f"{name} cannot be explained: {reference.reasons[stack, layer]}",
+            "name a head of another layer; headscope verify lists those that can be",
+        )
     plan, head = reference.plans[stack, layer], int(match["head"])
     num_heads = plan.weights.query.shape[0]
     if head >= num_heads:

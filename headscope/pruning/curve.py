@@ -84,7 +84,7 @@ def prune_curve(
     if seeds < 1 or min_per_layer < 1:
         raise InputError(f"seeds is {seeds} and min_per_layer {min_per_layer}", "Each is 1 or more.")
     if not chosen or not shares or not all(0 < s < 1 for s in shares):
-        raise InputError("a curve needs methods, and shares between 0 and 1")
+        raise InputError("a curve needs methods, and shares between 0 and 1", "give at least one of each")
     examples = read_examples(data, text_column=text_column)
     guide = Guide(
         method=next((m for m in chosen if m.needs_data), chosen[0]),

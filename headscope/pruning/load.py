@@ -98,4 +98,7 @@ def _remove_version4(model: PreTrainedModel, heads: Mapping[str, Any]) -> None:
     try:
         apply(model, make_plan(model, heads))
     except InputError as error:
-        raise ModelError(f"the {VERSION4_KEY} of config.json do not fit the model: {error.message}") from error
+        raise ModelError(
+            f"the {VERSION4_KEY} of config.json do not fit the model: {error.message}",
+            "is the config.json the one of these weights?",
+        ) from error

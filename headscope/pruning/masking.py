@@ -61,7 +61,10 @@ def _zero(model: PreTrainedModel, site: Site, heads: Sequence[int]) -> Zero:
     state = state_of(site, found)
     wrong = [h for h in heads if not 0 <= h < state.num_heads]
     if wrong:
-        raise InputError(f"layer {site.layer} of {site.stack} has no head {wrong[0]}: 0-{state.num_heads - 1}")
+        raise InputError(
+            f"layer {site.layer} of {site.stack} has no head {wrong[0]}: 0-{state.num_heads - 1}",
+            "heads are counted from 0 in each layer",
+        )
     if found.output is None:
         raise NotPlain(f"{site.path} has no output projection that is known, so its heads cannot be zeroed")
     places = state.places(tuple(h for h in heads if h not in state.removed))

@@ -64,7 +64,10 @@ def ablation_check(
         ModelError: No causal language model, or a head cannot be zeroed on its own.
     """
     if top < 1 or draws < 1 or not ranked:
-        raise InputError("nothing to zero: top and draws need 1 or more, and a head must be ranked")
+        raise InputError(
+            "nothing to zero: top and draws need 1 or more, and a head must be ranked",
+            "give top and draws of 1 or more, and a ranking",
+        )
     start = time.perf_counter()
     first = [place for place, _ in ranked[:top]]
     bench = Bench(probing, repeated, batches_of(probing, repeated))
@@ -104,7 +107,10 @@ def _others(probing: Probing, first: Sequence[Place], columns: Mapping[Place, Co
     lost = [place for place in first if place not in columns]
     if lost:
         _, layer, head = lost[0]
-        raise ModelError(f"L{layer}H{head} of {probing.loaded.name} cannot be zeroed without other heads or layers")
+        raise ModelError(
+            f"L{layer}H{head} of {probing.loaded.name} cannot be zeroed without other heads or layers",
+            "leave --ablate-check out",
+        )
     others = [place for place in columns if place not in set(first)]
     if len(others) < len(first):
         raise InputError(

@@ -145,7 +145,7 @@ def _named(names: Sequence[str], known: Sequence[str]) -> set[str]:
 def _check_files(wanted: set[str], files: dict[str, Path], named: set[str]) -> None:
     for name, path in files.items():
         if not path.is_file():
-            raise InputError(f"--{name}: there is no file {path}")
+            raise InputError(f"--{name}: there is no file {path}", "check the path")
         reading = [t.name for t in PROBE_TYPES.values() if name in t.files]
         if not wanted & set(reading):
             raise InputError(f"--{name} is only read for the type {reading[0]}", f"Add {reading[0]} to --types.")

@@ -57,7 +57,10 @@ def composition(
     _check_layers(probing, layers)
     found = read_circuits(probing, [s for s in probing.sites if (s.stack, s.layer) in layers and not s.cross])
     if not found.layers:
-        raise ModelError(f"no head of {probing.loaded.name} can be read: {'; '.join(left_out(found.reasons))}")
+        raise ModelError(
+            f"no head of {probing.loaded.name} can be read: {'; '.join(left_out(found.reasons))}",
+            "name other types with --types",
+        )
     circuits = {c.layer: c for c in found.layers}
     places = {place: _index(circuits[place[:2]], place) for place in (*readers, *writers) if place[:2] in circuits}
     result: dict[Place, list[tuple[Place, float]]] = {}
@@ -97,7 +100,9 @@ def partners_by_zeroing(
     _check_layers(probing, {place[:2] for place in (*readers, *writers)})
     prepared = prepare(probing.loaded, ids=ids, batch_size=probing.batch_size)
     if prepared.truncated:
-        raise InputError(f"sequences of {2 * period + 1} tokens are too long for {probing.loaded.name}")
+        raise InputError(
+            f"sequences of {2 * period + 1} tokens are too long for {probing.loaded.name}", "give a smaller period"
+        )
     # All of them, so that layers that share a projection are seen to.
     outputs = find_outputs(probing.loaded.model, [s for s in probing.sites if not s.cross])
     slices = {writer: _slice(outputs, writer) for writer in writers}
@@ -117,14 +122,19 @@ def _earlier(writer: Place, reader: Place) -> bool:
 def _check_layers(probing: Probing, layers: set[Layer]) -> None:
     known = {(s.stack, s.layer) for s in probing.sites if not s.cross}
     for stack, layer in sorted(layers - known):
-        raise InputError(f"{probing.loaded.name} has no self-attention in layer {layer} of the stack {stack!r}")
+        raise InputError(
+            f"{probing.loaded.name} has no self-attention in layer {layer} of the stack {stack!r}",
+            "name a layer of self-attention",
+        )
 
 
 # ------------------------------------------------------------------ weights
 def _index(circuit: Circuit, place: Place) -> int:
     numbers = circuit.facts.heads
     if place[2] not in numbers:
-        raise InputError(f"{place[0]}: there is no head L{place[1]}H{place[2]}")
+        raise InputError(
+            f"{place[0]}: there is no head L{place[1]}H{place[2]}", "heads are counted from 0 in each layer"
+        )
     return numbers.index(place[2])
 
 
@@ -151,7 +161,10 @@ def _period(ids: Sequence[Sequence[int]]) -> int:
     period = (lengths.pop() - 1) // 2
     for number, row in enumerate(ids):
         if period < 2 or list(row[1:]) != 2 * list(row[1 : 1 + period]):
-            raise InputError(f"sequence {number} is not one token and then two copies of 2 or more")
+            raise InputError(
+                f"sequence {number} is not one token and then two copies of 2 or more",
+                "give a first token, then the same 2 tokens or more twice",
+            )
     return period
 
 
@@ -161,12 +174,20 @@ def _slice(outputs: Sequence[Output], writer: Place) -> tuple[Output, Tensor]:
         if writer[:2] not in [(s.stack, s.layer) for s in output.sites]:
             continue
         if len(output.sites) > 1:
-            raise ModelError(f"{writer[0]}: layer {writer[1]} shares its weights with others, so it has no heads alone")
+            raise ModelError(
+                f"{writer[0]}: layer {writer[1]} shares its weights with others, so it has no heads alone",
+                "name other types with --types",
+            )
         for unit in output.units():
             if unit.number == writer[2]:
                 return output, unit.columns
-        raise InputError(f"{writer[0]}: there is no head L{writer[1]}H{writer[2]}")
-    raise ModelError(f"{writer[0]}: the result of layer {writer[1]}'s heads is not found at an output projection")
+        raise InputError(
+            f"{writer[0]}: there is no head L{writer[1]}H{writer[2]}", "heads are counted from 0 in each layer"
+        )
+    raise ModelError(
+        f"{writer[0]}: the result of layer {writer[1]}'s heads is not found at an output projection",
+        "name other types with --types",
+    )
 
 
 class _Matching:
@@ -216,7 +237,9 @@ def _means(capture: Capture, matching: _Matching, readers: Sequence[Place]) -> I
             raise capture.unreadable[layer]
         numbers = capture.facts[layer].heads
         if reader[2] not in numbers:
-            raise InputError(f"{reader[0]}: there is no head L{reader[1]}H{reader[2]}")
+            raise InputError(
+                f"{reader[0]}: there is no head L{reader[1]}H{reader[2]}", "heads are counted from 0 in each layer"
+            )
         yield reader, float(matching.sums[layer][numbers.index(reader[2])]) / matching.rows_seen[layer]
 
 

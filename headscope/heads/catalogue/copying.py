@@ -80,7 +80,10 @@ def copying(probing: Probing) -> Found:
     direct = [c for c in circuits.layers if not _blocked(c, circuits.stream, reasons)]
     if not direct or circuits.stream.output is None:
         why = next(iter(reasons.values()), "no such layer")
-        raise ModelError(f"no head of {loaded.name} has a direct path from embeddings to logits: {why}")
+        raise ModelError(
+            f"no head of {loaded.name} has a direct path from embeddings to logits: {why}",
+            "name other types with --types",
+        )
     output, first = circuits.stream.output, direct[0].reading.terms[None]
     grams = _grams(probing, output, first)
     found = {

@@ -54,7 +54,10 @@ def coreference(probing: Probing, mentions: Path | str) -> Found:
     kept = [asked[i] for i in words.kept]
     lost = count - sum(len(run.questions) for run in kept)
     if lost == count:
-        raise InputError(f"{mentions}: no mention is left: {'; '.join(words.notes)}")
+        raise InputError(
+            f"{mentions}: no mention is left: {'; '.join(words.notes)}",
+            "give documents whose words the tokenizer keeps apart, or another --tokenizer",
+        )
     notes = [*runs.notes, *(f"coreference: {note}" for note in words.notes)]
     notes += [f"coreference: {lost} mentions are lost with them"] if lost else []
     found, more = answers(probing, words, kept)

@@ -111,7 +111,10 @@ def _document(where: str, name: str, words: Sequence[str], starts: Sequence[int]
     spans: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for m in mentions:
         if (m.start, m.end) in spans[m.cluster]:
-            raise InputError(f"{where}: a cluster has the words {m.start} to {m.end - 1} twice")
+            raise InputError(
+                f"{where}: a cluster has the words {m.start} to {m.end - 1} twice",
+                "name each mention of a cluster once",
+            )
         spans[m.cluster].add((m.start, m.end))
     for known in spans.values():
         if len(known) == 1:

@@ -76,16 +76,21 @@ def repeated_ids(
     """
     for name, value, least in (("sequences", sequences, 1), ("length", length, 2), ("copies", copies, 2)):
         if value < least:
-            raise InputError(f"{name} is {value}, needs {least} or more")
+            raise InputError(f"{name} is {value}, needs {least} or more", "give a larger number")
     if seed < 0:
-        raise InputError(f"seed is {seed}, needs 0 or more")
+        raise InputError(f"seed is {seed}, needs 0 or more", "give 0 or more")
     if not takes(loaded.model, "input_ids"):
-        raise ModelError(f"{loaded.name} reads no text, so it cannot be given random tokens")
+        raise ModelError(
+            f"{loaded.name} reads no text, so it cannot be given random tokens", "name other types with --types"
+        )
     usable = usable_ids(loaded)
     before, after = _around(loaded, usable)
     most = _most(loaded, len(usable), len(before) + len(after), copies)
     if most < min(length, SHORTEST):
-        raise ModelError(f"{loaded.name} has room for {max(most, 0)} different tokens {copies} times, needs {SHORTEST}")
+        raise ModelError(
+            f"{loaded.name} has room for {max(most, 0)} different tokens {copies} times, needs {SHORTEST}",
+            "name other types with --types, or take a model with more room",
+        )
     length = min(length, most)
     drawn = [np.random.default_rng((seed, i)).choice(usable, length, replace=False).tolist() for i in range(sequences)]
     return RepeatedTokens([[*before, *one * copies, *after] for one in drawn], len(before), length, copies, seed)
@@ -101,7 +106,10 @@ def usable_ids(loaded: LoadedModel) -> NDArray[np.int64]:
     named = _named_ids(loaded)
     if loaded.tokenizer is None:
         if size is None:
-            raise ModelError(f"{loaded.name} has no tokenizer, and it cannot be told how many tokens it knows")
+            raise ModelError(
+                f"{loaded.name} has no tokenizer, and it cannot be told how many tokens it knows",
+                "give --tokenizer, or name other types with --types",
+            )
         return np.array([n for n in range(size) if n not in named], dtype=np.int64)
     reader = TokenReader(loaded.tokenizer)
     unknown = {loaded.tokenizer.unk_token_id}

@@ -110,7 +110,7 @@ def retrieval(
 def _check(**numbers: tuple[int, int]) -> None:
     for name, (number, least) in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise InputError(f"{name} is {number!r}, needs {least} or more")
+            raise InputError(f"{name} is {number!r}, needs {least} or more", "give a larger number")
 
 
 def _check_model(probing: Probing) -> None:
@@ -136,7 +136,10 @@ def _check_causal(probing: Probing, prompt: Prompt) -> None:
         with evaluating(model), torch.no_grad():
             logits = model(input_ids=ids).logits[:, : _FEW // 2].float()
     except Exception as error:  # models raise what they like where an input is missing
-        raise ModelError(f"{type(model).__name__} does not run on token ids alone: {first_line(error)}") from error
+        raise ModelError(
+            f"{type(model).__name__} does not run on token ids alone: {first_line(error)}",
+            "name other types with --types",
+        ) from error
     rounding = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
     if float((logits[0] - logits[1]).abs().max()) > rounding * float(logits[0].std()):
         raise ModelError(f"{type(model).__name__} looks at later tokens", _HINT)

@@ -70,7 +70,7 @@ def similarity(probing: Probing, prepared: Prepared, *, max_rows: int = 256) -> 
         ModelError: The model fails, or no layer can be read.
     """
     if max_rows < 1:
-        raise InputError(f"max_rows is {max_rows}, needs 1 or more")
+        raise InputError(f"max_rows is {max_rows}, needs 1 or more", "give 1 or more")
     rows, notes = _sampled(probing, prepared, max_rows)
     heads = sorted({place for row in rows for place in row.heads}, key=_in_order(probing))
     if len(heads) < 2:

@@ -120,7 +120,9 @@ def _run(loaded: LoadedModel, table: Tensor, seed: int) -> None:
     try:
         model(**inputs)
     except Exception as error:  # models raise what they like where an input is missing
-        raise ModelError(f"{loaded.name} does not run on token ids alone: {first_line(error)}") from error
+        raise ModelError(
+            f"{loaded.name} does not run on token ids alone: {first_line(error)}", "name other types with --types"
+        ) from error
 
 
 # ------------------------------------------------------------------ what the stream is made of

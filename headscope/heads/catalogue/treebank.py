@@ -56,7 +56,9 @@ def read_treebank(path: str | PathLike[str]) -> tuple[Parsed, ...]:
             for tokens in conllu.parse_incr(file):
                 sentences.append(_parsed(list(tokens), f"{name}: sentence {len(sentences)}"))
     except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror or first_line(error)}") from error
+        raise InputError(
+            f"cannot read {name}: {error.strerror or first_line(error)}", "check the path and its permissions"
+        ) from error
     # Numbers with thousands of digits and bytes that are no text are a ValueError.
     except (conllu.exceptions.ParseException, ValueError) as error:
         message = f"{name}: sentence {len(sentences)} is not CoNLL-U ({first_line(error)})"
@@ -79,7 +81,7 @@ class _Written:
 
 def _parsed(tokens: list[Any], where: str) -> Parsed:
     if any(not token.get("form") for token in tokens):
-        raise InputError(f"{where} has a word without a form")
+        raise InputError(f"{where} has a word without a form", "the second column of CoNLL-U is the word")
     written = list(_written(tokens))
     place = {number: i for i, one in enumerate(written) for number in one.numbers}
     arcs = []
@@ -88,7 +90,10 @@ def _parsed(tokens: list[Any], where: str) -> Parsed:
         if token["id"] not in place or not head or relation is None or relation.partition(":")[0] in LEFT_OUT:
             continue
         if head not in place:
-            raise InputError(f"{where} has no word {head}, the head of word {token['id']}")
+            raise InputError(
+                f"{where} has no word {head}, the head of word {token['id']}",
+                "the seventh column of CoNLL-U is the number of a word of the sentence, or 0",
+            )
         if place[head] != place[token["id"]]:
             arcs.append(Arc(place[token["id"]], place[head], relation))
     return Parsed(tuple(w.form for w in written), tuple(w.space for w in written), tuple(arcs))

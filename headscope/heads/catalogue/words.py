@@ -79,7 +79,7 @@ def word_batches(
     """
     lines = [_line(i, words, None if spaces is None else spaces[i]) for i, words in enumerate(sentences)]
     if not lines:
-        raise InputError("there are no sentences to read")
+        raise InputError("there are no sentences to read", "give at least one sentence")
     reader, read = read_texts(probing.loaded, [line.text for line in lines])
     sequences = [one.sequence for one in read]
     notes = judge_unknown(probing.loaded.name, reader, read)
@@ -90,7 +90,10 @@ def word_batches(
     if across:
         notes.append(f"{_several(across, 'token')} across two words counted to the first of them")
     if not kept:
-        raise InputError("no sentence can be read word by word: " + "; ".join(notes))
+        raise InputError(
+            "no sentence can be read word by word: " + "; ".join(notes),
+            "give another --tokenizer, or sentences that fit the model",
+        )
     chosen = [replace(sequences[i], words=one.words) for i in kept if (one := aligned[i]) is not None]
     batches, more = _batches(probing, chosen, [lines[i].text for i in kept])
     return WordBatches(batches, tuple(kept), tuple(tuple(sentences[i]) for i in kept), (*notes, *more))
@@ -98,9 +101,14 @@ def word_batches(
 
 def _line(number: int, words: Sequence[str], spaces: Sequence[bool] | None) -> _Line:
     if not words or any(not word.strip() for word in words):
-        raise InputError(f"sentence {number} has {'an empty word' if words else 'no words'}")
+        raise InputError(
+            f"sentence {number} has {'an empty word' if words else 'no words'}",
+            "give each sentence words that are not empty",
+        )
     if spaces is not None and len(spaces) != len(words):
-        raise InputError(f"sentence {number} has {len(words)} words and {len(spaces)} signs of spaces")
+        raise InputError(
+            f"sentence {number} has {len(words)} words and {len(spaces)} signs of spaces", "give one for each word"
+        )
     text, starts, ends = "", [], []
     for i, word in enumerate(words):
         starts.append(len(text))

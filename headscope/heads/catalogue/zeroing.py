@@ -115,7 +115,10 @@ class Bench:
                 loss = functional.cross_entropy(before.float().transpose(1, 2), wanted, reduction="none")
                 result[list(batch.order), number] = loss.double().mean(dim=-1).cpu().numpy()
         if not np.isfinite(result).all():
-            raise ModelError(f"{self.probing.loaded.name} gives a loss that is not finite")
+            raise ModelError(
+                f"{self.probing.loaded.name} gives a loss that is not finite",
+                "leave --ablate-check out, or take a larger --dtype",
+            )
         return result
 
     def _logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
