@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from headscope.corpus.job import Job
 from headscope.heads.metrics import plugin_versions
-from headscope.models.loading import LoadedModel, resolve
+from headscope.models.loading import LoadedModel
+from headscope.models.source import resolve
 from headscope.models.versions import versions
 
 Identity = Mapping[str, Any]

@@ -6,7 +6,6 @@ fused implementations return no weights, together with the tokenizer or processo
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
@@ -30,14 +29,14 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headscope.errors import ModelError
-from headscope.models import packaged
 from headscope.models.checkpoint import explain_load_error, first_line, is_out_of_memory, judge_load_report
 from headscope.models.model_classes import auto_class, concrete_class, own_class_of, writing_class
 from headscope.models.packaged import default_model_name
 from headscope.models.placement import pick_device, pick_dtype
+from headscope.models.promises import check_index, check_numbers
 from headscope.models.quiet import quiet
 from headscope.models.signature import AUDIO_INPUTS, IMAGE_INPUTS, takes_any
-from headscope.models.source import Source, find_source
+from headscope.models.source import Source, find_source, resolve
 
 if TYPE_CHECKING:
     from headscope.pruning.load import RemovedHeads
@@ -121,6 +120,7 @@ def load_model(
     try:
         with quiet():
             config, removed = _config(source, common)
+            check_index(source, getattr(config, "transformers_weights", None))
             gguf, own = source.gguf_file is not None, removed is not None if own_class is None else own_class
             auto = own_class_of(config, gguf=gguf) if own else auto_class(config, need_generation)
             auto = writing_class(config, gguf=gguf) if writes else auto
@@ -253,6 +253,7 @@ def _unknown_config(source: Source, common: dict[str, Any]) -> tuple[PreTrainedC
     if source.gguf_file is not None or common["trust_remote_code"]:
         return None
     found = PreTrainedConfig.get_config_dict(source.path, **common)[0]
+    check_numbers(found)
     kind = found.get("model_type")
     if not kind or kind in CONFIG_MAPPING or found.get("headscope"):
         return None
@@ -262,32 +263,23 @@ def _unknown_config(source: Source, common: dict[str, Any]) -> tuple[PreTrainedC
     return config, None
 
 
-def resolve(name: str | PathLike[str] | None, revision: str | None, *, weights: bool = True) -> tuple[str, Source]:
-    """The name to show and the source to load; with `weights`, packaged ones are checked on the way."""
-    directory = packaged.packaged_directory()
-    wanted = default_model_name() if name is None else os.fspath(name)
-    if directory is not None and (wanted == packaged.SHORT_NAME or Path(wanted) == directory):
-        if wanted == packaged.SHORT_NAME and Path(wanted).is_dir():
-            return wanted, find_source(wanted, revision)
-        if weights:
-            packaged.check_packaged_weights(directory)
-        return (packaged.SHORT_NAME if name is None else wanted), Source(str(directory), local=True)
-    return wanted, find_source(wanted, revision)
-
-
 def _config(source: Source, common: dict[str, Any]) -> tuple[PreTrainedConfig, RemovedHeads | None]:
     """The config of the original model, and which of its heads the checkpoint lacks; None where it is not pruned."""
     if source.gguf_file is None:
         with suppress(OSError):  # no config.json: transformers looks further
             found = PreTrainedConfig.get_config_dict(source.path, **common)[0]
+            check_numbers(found)
             if found.get("headscope") or found.get("pruned_heads"):
                 from headscope.pruning.load import read_removed_heads
 
                 removed = read_removed_heads(found)
                 if removed is not None:
+                    check_numbers(removed.config)
                     kind = str(removed.config.get("model_type"))
                     return CONFIG_MAPPING[kind].from_dict(removed.config), removed
-    return AutoConfig.from_pretrained(source.path, **common), None
+    config = AutoConfig.from_pretrained(source.path, **common)
+    check_numbers(config.to_dict())
+    return config, None
 
 
 def _from_pretrained(

@@ -15,27 +15,47 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 GENERATING_CLASSES = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText)
 # Old names of other auto classes, and classes for training.
 _NOT_FOR_LOADING = {"AutoModelWithLMHead", "AutoModelForPreTraining"}
 
 
+def _architectures(config: PreTrainedConfig) -> list[str]:
+    """The names of classes in a config; whatever else stands there is none."""
+    found = getattr(config, "architectures", None)
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list | tuple) else []
+
+
+def _auto_map(config: PreTrainedConfig) -> dict[str, str]:
+    """Classes of the checkpoint's own code by the auto classes that give them."""
+    found = getattr(config, "auto_map", None)
+    pairs = found.items() if isinstance(found, dict) else ()
+    first = ((key, value[0] if isinstance(value, list | tuple) and value else value) for key, value in pairs)
+    return {key: target for key, target in first if isinstance(target, str)}
+
+
+def _class_called(name: str) -> Any:
+    """A model's class or auto class; None for all else that transformers has, which a config could name as well."""
+    found = getattr(transformers, name, None)
+    if not isinstance(found, type) or found is PreTrainedModel:
+        return None
+    return found if issubclass(found, PreTrainedModel | _BaseAutoModelClass) else None
+
+
 def auto_class(config: PreTrainedConfig, need_generation: bool) -> Any:
     """The class to load with: the bare model wherever there is one, so that no head is in the way."""
-    auto_map = getattr(config, "auto_map", None) or {}
+    auto_map = _auto_map(config)
     if need_generation and getattr(config, "is_encoder_decoder", False):
         for candidate in GENERATING_CLASSES:
             if type(config) in candidate._model_mapping or candidate.__name__ in auto_map:
                 return candidate
     if type(config) in AutoModel._model_mapping or "AutoModel" in auto_map:
         return AutoModel
-    for key in auto_map:
-        if key.startswith("AutoModelFor") and hasattr(transformers, key):
-            return getattr(transformers, key)
-    for architecture in getattr(config, "architectures", None) or ():
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)
+    for name in (*(key for key in auto_map if key.startswith("AutoModelFor")), *_architectures(config)):
+        if (found := _class_called(name)) is not None:
+            return found
     raise ValueError(f"transformers has no model class for {config.model_type!r}")
 
 
@@ -44,14 +64,11 @@ def own_class_of(config: PreTrainedConfig, *, gguf: bool = False) -> Any:
 
     A `.gguf` file names none; nearly all of them hold language models.
     """
-    named = list(getattr(config, "architectures", None) or ())
-    for key, value in (getattr(config, "auto_map", None) or {}).items():
-        target = value[0] if isinstance(value, list | tuple) else value
-        if str(target).rpartition(".")[2] in named and hasattr(transformers, key):
-            return getattr(transformers, key)
-    for architecture in named:
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)
+    named = _architectures(config)
+    autos = (key for key, target in _auto_map(config).items() if target.rpartition(".")[2] in named)
+    for name in (*autos, *named):
+        if (found := _class_called(name)) is not None:
+            return found
     if gguf and type(config) in AutoModelForCausalLM._model_mapping:
         return AutoModelForCausalLM
     return auto_class(config, need_generation=True)
@@ -82,7 +99,7 @@ def concrete_class(auto: Any, config: PreTrainedConfig) -> type[PreTrainedModel]
     if found is None:
         raise ValueError(f"transformers has no {auto.__name__} for {config.model_type!r}")
     choices = found if isinstance(found, list | tuple) else (found,)
-    named = set(getattr(config, "architectures", None) or ())
+    named = _architectures(config)
     chosen: type[PreTrainedModel] = next((c for c in choices if c.__name__ in named), choices[0])
     return chosen
 

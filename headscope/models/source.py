@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
 
 from headscope.errors import ModelError
+from headscope.models import packaged
 
 REACH_SECONDS = 5.0
 
@@ -60,6 +63,23 @@ def find_source(name: str, revision: str | None = None) -> Source:
         raise ModelError(f"no model at {name}: neither a directory, nor a .gguf file, nor a possible hub id",
                          "check the path")  # fmt: skip
     return _hub(name, name, revision)
+
+
+def resolve(name: str | PathLike[str] | None, revision: str | None, *, weights: bool = True) -> tuple[str, Source]:
+    """The name to show and the source to load; with `weights`, packaged ones are checked on the way.
+
+    Raises:
+        ModelError: As `find_source`, or the packaged weights are not the published ones.
+    """
+    directory = packaged.packaged_directory()
+    wanted = packaged.default_model_name() if name is None else os.fspath(name)
+    if directory is not None and (wanted == packaged.SHORT_NAME or Path(wanted) == directory):
+        if wanted == packaged.SHORT_NAME and Path(wanted).is_dir():
+            return wanted, find_source(wanted, revision)
+        if weights:
+            packaged.check_packaged_weights(directory)
+        return (packaged.SHORT_NAME if name is None else wanted), Source(str(directory), local=True)
+    return wanted, find_source(wanted, revision)
 
 
 def _directory(name: str, path: Path) -> Source:
