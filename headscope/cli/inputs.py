@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from headscope.errors import InputError
+from headscope.reading.whole import bytes_of
+
+# No vocabulary has more, and Python refuses to read thousands of digits.
+_ID = re.compile(r"[0-9]{1,18}")
 
 
 def given(
@@ -71,10 +77,10 @@ def check_combination(texts: object, ids: object, decoder_texts: object, media: 
 
 def _read_file(path: Path) -> str:
     if str(path) == "-":
-        data = sys.stdin.buffer.read()
+        data = bytes_of(sys.stdin.buffer, "standard input")
     else:
         with _opened(path, "text") as file:
-            data = file.read()
+            data = bytes_of(file, str(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -104,6 +110,6 @@ def _parse_sequence(text: str) -> list[int]:
     if not words:
         raise InputError("--ids is empty", 'write token ids with spaces between them: --ids "101 7592 102"')
     for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise InputError(f"--ids: {word!r} is not a token id", "token ids are whole numbers from 0 up")
+        if not _ID.fullmatch(word):
+            raise InputError(f"--ids: {reprlib.repr(word)} is not a token id", "token ids are whole numbers from 0 up")
     return [int(word) for word in words]

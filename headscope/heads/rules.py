@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headscope.errors import InputError
 from headscope.heads import plugins
 from headscope.heads.metrics import variant
+from headscope.reading.whole import read_whole
 
 SINK_LABEL = "attention_sink"
 # No metric comes near; infinity is not valid JSON.
@@ -164,9 +165,10 @@ def load_rules(name: str | os.PathLike[str]) -> RuleSet:
         raise InputError(f"unknown rules {name!r}", f"Use {names} or the path of a .toml file.")
     path = os.fspath(name)
     try:
-        return _parse(path, Path(path).read_text(encoding="utf-8"), Path(path).stem)
-    except (OSError, ValueError) as error:
+        text = read_whole(path).decode("utf-8-sig")
+    except ValueError as error:
         raise InputError(f"cannot read rules file {path!r}: {_reason(error)}", _HINT) from error
+    return _parse(path, text, Path(path).stem)
 
 
 def _text_of(plugin: plugins.Plugin) -> str:
@@ -193,7 +195,8 @@ def _parse(name: str, text: str, default: str) -> RuleSet:
     """A rule set from TOML; `name` is what errors call it, `default` is its name where it has none itself."""
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    # Numbers with thousands of digits are a ValueError, as broken syntax is.
+    except (ValueError, RecursionError) as error:
         raise InputError(f"rules file {name!r} is not valid TOML: {error}", _HINT) from error
     known = {"name", "choose", "otherwise", "rule", "runner_up_above", "unmeasurable"}
     if unknown := sorted(set(table) - known):

@@ -19,6 +19,7 @@ from headscope.importance.method import LayerScores
 from headscope.importance.result import IMPORTANCE_SCHEMA, GroupScore, HeadScore, LayerCurve
 from headscope.importance.result import Importance as Importance
 from headscope.importance.result import importance_result as importance_result
+from headscope.reading.whole import read_whole
 from headscope.results import ModelInfo, Stack
 
 _HINT = "score the heads of this model with `headscope importance`"
@@ -63,9 +64,7 @@ def read_scores(path: str | Path) -> Importance:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_refuse)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
+        return json.loads(read_whole(path).decode("utf-8-sig"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}", _DAMAGED) from error
 

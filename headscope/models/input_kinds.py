@@ -44,7 +44,9 @@ def check_kinds(
     wanted = {"texts": ("input_ids",), "ids": ("input_ids",), "images": IMAGE_INPUTS, "audio": AUDIO_INPUTS}
     for kind in present.keys() & wanted.keys():
         if not takes_any(loaded.model, wanted[kind]):
-            raise InputError(f"{loaded.name} takes {_wanted(loaded)}, not {_NAMES[kind]}", _HINTS.get(_wanted(loaded)))
+            wanted_kinds = _wanted(loaded)
+            hint = _HINTS.get(wanted_kinds, f"leave {_NAMES[kind]} out")
+            raise InputError(f"{loaded.name} takes {wanted_kinds}, not {_NAMES[kind]}", hint)
     if hasattr(loaded.model, "get_text_features") and tensors is None:
         _check_pair(loaded, texts, images, audio)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +76,30 @@ def _read_sound(path: str | Path) -> tuple[NDArray[np.float32], int]:
     except ImportError as error:
         raise InputError("reading sounds needs soundfile", "pip install 'headscope[audio]'") from error
     try:
-        samples, rate = soundfile.read(str(path), dtype="float32")
+        with _silent_libraries():
+            samples, rate = soundfile.read(str(path), dtype="float32")
     except (OSError, RuntimeError) as error:
         raise InputError(
             f"cannot read the sound {path}: {first_line(error, 100)}", "give a WAV, FLAC, OGG or MP3 file"
         ) from error
     return samples, rate
+
+
+@contextmanager
+def _silent_libraries() -> Iterator[None]:
+    """Nowhere is where libraries in C, which know nothing of `sys.stderr`, write their own complaints within it."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # closed: they have nowhere to write
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def media_example(

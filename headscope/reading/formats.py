@@ -28,6 +28,9 @@ class Opened:
         return f"{self.name}:{line}"
 
 
+# Characters of a column's name in a message.
+_LONGEST_NAME = 60
+
 Reader = Callable[[Opened], Iterator[Item]]
 
 
@@ -95,5 +98,6 @@ def labels_from(columns: Columns, there: list[str], name: str) -> str | None:
 
 
 def listed(names: list[str]) -> str:
-    """Names for a message, twenty at most, on one line whatever is in them."""
-    return ", ".join(ascii(n)[1:-1] if not n.isprintable() else n for n in names[:20]) + ", …" * (len(names) > 20)
+    """Names for a message, twenty at most and none of them long, on one line whatever is in them."""
+    short = [n if len(n) <= _LONGEST_NAME else n[: _LONGEST_NAME - 1] + "…" for n in names[:20]]
+    return ", ".join(ascii(n)[1:-1] if not n.isprintable() else n for n in short) + ", …" * (len(names) > 20)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from headscope.errors import InputError
 from headscope.reading.libraries import first_line, library
+from headscope.reading.whole import read_whole
 
 # They are no relations between words: the root has no head, and marks are attached by convention.
 LEFT_OUT = ("root", "punct")
@@ -52,13 +53,9 @@ def read_treebank(path: str | PathLike[str]) -> tuple[Parsed, ...]:
     conllu = library("conllu", "conllu", f"reading {name}")
     sentences: list[Parsed] = []
     try:
-        with Path(path).open(encoding="utf-8-sig") as file:
-            for tokens in conllu.parse_incr(file):
-                sentences.append(_parsed(list(tokens), f"{name}: sentence {len(sentences)}"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read {name}: {error.strerror or first_line(error)}", "check the path and its permissions"
-        ) from error
+        file = io.StringIO(read_whole(path).decode("utf-8-sig"), newline=None)
+        for tokens in conllu.parse_incr(file):
+            sentences.append(_parsed(list(tokens), f"{name}: sentence {len(sentences)}"))
     # Numbers with thousands of digits and bytes that are no text are a ValueError.
     except (conllu.exceptions.ParseException, ValueError) as error:
         message = f"{name}: sentence {len(sentences)} is not CoNLL-U ({first_line(error)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from headscope.errors import InputError
 from headscope.pruning.curve_result import Curve, Point
+from headscope.reading.whole import read_whole
 
 _HINT = "give the .csv that `headscope prune --curve` wrote beside its picture"
 _COLUMNS = ("method", "repaired", "unit", "share", "count", "added", "low", "high", "seeds")
@@ -42,12 +44,9 @@ def losses_of(curve: Curve | str | PathLike[str]) -> Losses:
         return Losses(curve.unit, curve.points, counts_tokens(curve.loss))
     path = Path(curve)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            fields = list(reader.fieldnames or [])
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
+        reader = csv.DictReader(io.StringIO(read_whole(path).decode("utf-8-sig"), newline=""))
+        rows = list(reader)
+        fields = list(reader.fieldnames or [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is no table of a curve: {error}", _HINT) from error
     missing = [name for name in _COLUMNS if name not in fields]
