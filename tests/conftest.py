@@ -65,6 +65,14 @@ def constructed_gpt2_dir(saved) -> Path:
     return saved("constructed_gpt2")
 
 
+@pytest.fixture(scope="session")
+def room(tmp_path_factory):
+    """The folder that bad command lines are run in: a `tests.sweep.Room`."""
+    from tests.sweep import furnished
+
+    return furnished(tmp_path_factory.mktemp("room"))
+
+
 def _package_dir(name: str) -> Path:
     spec = find_spec(name)
     assert spec is not None and spec.submodule_search_locations, f"the tests need {name}: install the dev extra"
