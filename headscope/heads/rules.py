@@ -27,6 +27,7 @@ from headscope.reading.whole import read_whole
 SINK_LABEL = "attention_sink"
 # No metric comes near; infinity is not valid JSON.
 LARGEST = 1e9
+_MOST_DOTS = 500
 _HINT = "A rules file has name, choose, otherwise and [[rule]] tables with label, metric and above or below."
 
 Metrics = Mapping[str, float | None]
@@ -193,6 +194,9 @@ def _reason(error: Exception) -> str:
 
 def _parse(name: str, text: str, default: str) -> RuleSet:
     """A rule set from TOML; `name` is what errors call it, `default` is its name where it has none itself."""
+    # The time for a key grows with the square of its dots.
+    if max((line.count(".") for line in text.splitlines()), default=0) > _MOST_DOTS:
+        raise _wrong(name, f"a line has more than {_MOST_DOTS} dots")
     try:
         table = tomllib.loads(text)
     # Numbers with thousands of digits are a ValueError, as broken syntax is.

@@ -20,6 +20,9 @@ from headscope.models.loading import LoadedModel
 from headscope.models.quiet import quiet
 from headscope.models.signature import takes
 
+# Pictures that are programs: Pillow hands them to Ghostscript, which runs them.
+_PROGRAMS = {"EPS"}
+
 
 def load_image(image: Any) -> Any:
     """An RGB image from a path; images in memory (PIL, array) are passed through.
@@ -33,10 +36,13 @@ def load_image(image: Any) -> Any:
         from PIL import Image
     except ImportError as error:
         raise InputError("reading images needs Pillow", "pip install 'headscope[vision]'") from error
+    Image.init()
     try:
-        with Image.open(image) as opened:
+        with Image.open(image, formats=[name for name in Image.ID if name not in _PROGRAMS]) as opened:
             return opened.convert("RGB")
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # each format's reader raises what it likes, and files may be anything
         raise InputError(
             f"cannot read the image {image}: {first_line(error, 100)}",
             "give a PNG, JPEG or another file that Pillow reads",

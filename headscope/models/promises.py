@@ -10,13 +10,14 @@ import json
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
+from transformers.utils.hub import cached_file
 
 from headscope.errors import ModelError
 from headscope.models.source import Source
+from headscope.reading.inside import is_inside
 
 MOST_LAYERS = 4_096
 """Of anything that a model has one module for; the deepest ones have about a thousand layers."""
@@ -88,15 +89,9 @@ def _check_names(name: str, path: str) -> None:
             files = set(json.load(file)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{name} is not an index of weights", "download or copy it again") from error
-    for file in sorted(map(str, files)):
-        if not _is_inside(file):
+    for one in sorted(map(str, files)):
+        if not is_inside(one):
             raise ModelError(
-                f"{name} names a file outside of the checkpoint's directory: {file[:100]}",
+                f"{name} names a file outside of the checkpoint's directory: {one[:100]}",
                 "do not trust this checkpoint; with all of its files in one directory it would load",
             )
-
-
-def _is_inside(name: str) -> bool:
-    """Whether a relative path stays where it is, on any system."""
-    paths = (PurePosixPath(name), PureWindowsPath(name))
-    return bool(name.strip()) and not any(path.anchor or ".." in path.parts for path in paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from headscope.errors import InputError
 from headscope.reading.formats import labels_from, listed
+from headscope.reading.inside import is_inside
 from headscope.reading.libraries import first_line, library
 from headscope.reading.records import Columns, Item, item_of
 
@@ -71,9 +73,11 @@ def saved_source(path: Path, split: str | None, columns: Columns) -> DatasetSour
         InputError: It cannot be loaded, or has no such split or column.
     """
     datasets = library("datasets", "datasets", f"reading {path}")
+    _check_names(path)
     try:
         loaded = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # What its files lack or have too much of makes the library stumble in many ways.
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"cannot load {path}: {first_line(error)}", "save the dataset anew") from error
     if not isinstance(loaded, dict):
         if split is not None and split != str(loaded.split):
@@ -85,6 +89,30 @@ def saved_source(path: Path, split: str | None, columns: Columns) -> DatasetSour
     if chosen not in loaded:
         raise InputError(f"{path} has no split {chosen!r}: there are {listed(list(loaded))}", _SPLIT)
     return DatasetSource(f"{path} {chosen}", f"{path} {chosen}:", loaded[chosen], columns)
+
+
+def _check_names(path: Path) -> None:
+    """Raise InputError if a saved dataset names files outside of its directory."""
+    splits = _listed_in(path / "dataset_dict.json", "splits")
+    inside = [name for name in splits if is_inside(name)]
+    files = [
+        entry.get("filename") if isinstance(entry, dict) else entry
+        for folder in (path, *(path / name for name in inside))
+        for entry in _listed_in(folder / "state.json", "_data_files")
+    ]
+    for name in (*splits, *files):
+        if not is_inside(name):
+            raise InputError(f"{path} names a file outside of it: {str(name)[:100]}", "do not trust this dataset")
+
+
+def _listed_in(file: Path, key: str) -> list[Any]:
+    """A list in a JSON file; empty where there is none, which the library says better."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    value = found.get(key) if isinstance(found, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def hub_source(name: str, split: str | None, columns: Columns) -> DatasetSource:
