@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
+_MEMORY_WORDS = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "memory allocation")
+_DISK_WORDS = ("no space left on device", "quota exceeded", "file too large", "os error 28", "os error 122")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 class HeadscopeError(Exception):
     """Base of every error that headscope raises on purpose.
@@ -39,3 +45,37 @@ class CheckError(HeadscopeError):
     """A check ran and failed: numbers differ where they must not (exit code 1)."""
 
     exit_code = 1
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is a failed allocation, of Python, NumPy, torch on any device, or the system."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    # torch raises an error of its own on some devices, and a plain one on the CPU; both say so.
+    return not isinstance(error, HeadscopeError) and any(words in str(error).lower() for words in _MEMORY_WORDS)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error is that there is no room on the disk, whoever raises it: libraries in Rust have their own."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_ROOM
+    return not isinstance(error, HeadscopeError) and any(words in str(error).lower() for words in _DISK_WORDS)
+
+
+def lack(error: BaseException) -> ResourceError | None:
+    """What an error amounts to where it came of a lack of memory or disk space, whatever was made of it on the way."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, ResourceError):
+            return found
+        if is_out_of_memory(found):
+            return ResourceError(
+                "out of memory", "take fewer or shorter texts (--batch-size 1, --max-length) or a smaller model"
+            )
+        if is_disk_full(found):
+            said = found.strerror if isinstance(found, OSError) and found.strerror else " ".join(str(found).split())
+            return ResourceError(
+                f"cannot write: {said}", "free some space or write elsewhere; nothing half-written remains"
+            )
+        found = found.__cause__
+    return None

@@ -10,12 +10,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.capture.softmax_inside import Inside, watching, weights_inside
-from headscope.errors import ModelError, ResourceError
+from headscope.errors import ModelError, ResourceError, is_out_of_memory
 from headscope.models.sites import Site
 
 
@@ -96,12 +95,10 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], recorder: Recorde
         extra["use_cache"] = False
     try:
         model(**inputs, **extra)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(inputs) from error
     except Exception as error:  # whatever a model's code raises, the user needs its first line
         if error is recorder.failure:
             raise
-        if "not enough memory" in str(error) or "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise _out_of_memory(inputs) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -9,9 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from headscope.errors import InputError
+from headscope.files import new_file
+from headscope.files.links import own_place
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -37,15 +43,30 @@ class Sink:
             sys.stdout.buffer.write(data)
 
 
+def print_table(table: RenderableType) -> None:
+    """Print to standard output. Raises BrokenPipeError if nobody reads it any more, where rich ends the process."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    Plain().print(table)
+
+
 def check_target(path: Path, force: bool) -> None:
-    """Raise InputError if `path` exists (unless `force`) or cannot be written. Devices and pipes are always taken."""
+    """Raise InputError if `path` is a link, exists (unless `force`) or cannot be written.
+
+    Devices and pipes are always taken, also through links such as /dev/stdout.
+    """
     if path.is_dir():
         raise InputError(f"{path} is a directory", "name a file to write")
     if _is_stream(path):
         return
-    if path.exists() and not force:
+    place = own_place(path)
+    if place.exists() and not force:
         raise InputError(f"{path} exists", "use --force to overwrite it, or another name")
-    check_directory(_behind_links(path).parent)
+    check_directory(place.parent)
 
 
 def check_directory(folder: Path) -> None:
@@ -66,29 +87,15 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
     """Open a new file next to `path` that takes its place when the block ends, and vanishes if the block raises.
 
     Raises:
-        InputError: `path` exists and `force` is off, or nothing can be created there.
+        InputError: `path` is a link, or exists and `force` is off, or nothing can be created there.
     """
     check_target(path, force)
     if _is_stream(path):
         with path.open("wb") as stream:
             yield stream
         return
-    target = _behind_links(path)
-    unfinished = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
-    try:
-        with unfinished.open("xb") as file:
-            yield file
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _behind_links(path: Path) -> Path:
-    """The file that a link points to, there or not. Raises InputError for a link to itself."""
-    target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise InputError(f"{path} is a link that leads to itself", "name another file")
-    return target
+    with new_file(own_place(path), force=force) as file:
+        yield file
 
 
 def _is_stream(path: Path) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 from headscope.corpus.fingerprint import Identity, differences, fingerprint
@@ -13,6 +14,8 @@ from headscope.corpus.part import Part
 from headscope.corpus.partition import Partition
 from headscope.corpus.store import from_bytes, to_bytes
 from headscope.errors import InputError
+from headscope.files import held, passing
+from headscope.files.links import own_place
 
 _MANIFEST = "run.json"
 _PART = re.compile(r"(\d{6,})\.npz")
@@ -30,18 +33,39 @@ class Checkpoint:
         resume: Take what such a run has finished; otherwise it is thrown away.
 
     Raises:
-        InputError: There is something to resume, but of a run that was something else.
+        InputError: There is something to resume, but of a run that was something else; a link is in its place; or
+            another process is at it.
     """
 
     def __init__(self, folder: Path, identity: Identity, resume: bool) -> None:
         self.identity = identity
-        self.folder = folder / fingerprint(identity)
+        self.folder = own_place(own_place(folder) / fingerprint(identity))
+        # Held as long as this run is at it.
+        self._held, self._is_held = ExitStack(), False
         if resume and not self._is_ours():
             self._refuse_others(folder)
+        if self.folder.is_dir():
+            self._hold()
         if not resume:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self.close()
         # What could not be thrown away (behind a link, say) is not taken either.
         self._finished = {int(found[1]): path for path, found in self._parts()} if resume else {}
+
+    def _hold(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._held.enter_context(held(self.folder)):
+            self.close()
+            raise InputError(
+                f"another process is at this run, in {self.folder.parent}",
+                "wait until it is done, or give --checkpoint another directory",
+            )
+        self._is_held = True
+
+    def close(self) -> None:
+        """Leave it to others; what is finished stays."""
+        self._held.close()
+        self._is_held = False
 
     def _is_ours(self) -> bool:
         return (self.folder / _MANIFEST).is_file()
@@ -65,7 +89,7 @@ class Checkpoint:
         if not self.folder.is_dir():
             return []
         found = ((path, _PART.fullmatch(path.name)) for path in self.folder.iterdir())
-        return sorted((path, match) for path, match in found if match is not None)
+        return sorted((path, match) for path, match in found if match is not None and path.is_file())
 
     def part(self, partition: Partition) -> Part | None:
         """What came of a partition, if it is finished; a file that cannot be read counts as none.
@@ -101,7 +125,8 @@ class Checkpoint:
         Raises:
             OSError: It cannot be written; nothing half-written remains.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._is_held:
+            self._hold()
         if not self._is_ours():
             _write(self.folder / _MANIFEST, json.dumps(self.identity, indent=1).encode())
         _write(self.folder / f"{part.number:06}.npz", to_bytes(part))
@@ -116,12 +141,11 @@ class Checkpoint:
 
 
 def _write(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with unfinished.open("wb") as file:
+    with passing(path.with_name(f".{path.name}.part")) as unfinished:
+        # What a killed process left, or a link that somebody put there.
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -24,6 +24,7 @@ from headscope.corpus.texts import Texts
 from headscope.corpus.types import with_types
 from headscope.corpus.worker import load
 from headscope.errors import InputError
+from headscope.files import together
 from headscope.heads.analysis import analyze
 from headscope.heads.catalogue.catalogue import check_files
 from headscope.heads.catalogue.choice import choose
@@ -159,12 +160,13 @@ def analyze_corpus(
     at_work = runner_for(job, loaded, runner, workers, ray_address)
     corpus = open_corpus(data, text_column=text_column, strict=strict, split=split)
     texts = Texts(corpus, sample, until, seed)
-    kept = None
-    if checkpoint is not None:
-        order = {"sample": sample, "until": until, "partition": list(partition)}
-        read = {"name": _place(corpus.name), "text_column": text_column, "split": split} | order
-        kept = Checkpoint(Path(checkpoint), identity(job, loaded, read), resume)
-    with nullcontext() if per_text is None else PerText(Path(per_text), force) as table:
+    with ExitStack() as opened:
+        kept = None
+        if checkpoint is not None:
+            order = {"sample": sample, "until": until, "partition": list(partition)}
+            read = {"name": _place(corpus.name), "text_column": text_column, "split": split} | order
+            kept = opened.enter_context(closing(Checkpoint(Path(checkpoint), identity(job, loaded, read), resume)))
+        table = None if per_text is None else opened.enter_context(PerText(Path(per_text), force))
         total = Total(lambda found: until is not None and narrow(found, job, until), Watch(report, texts.share, table))
         run(partitions(texts.records(), *partition), at_work, kept, total)
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
@@ -177,11 +179,12 @@ def analyze_corpus(
             told: dict[str, Any] = {"tokenizer": tokenizer, "layer": layer, "head": head, "stack": stack}
             told |= {"rules": rules, "engine": engine, "decoder_texts": decoder_text, "maps": maps}
             result = replace(result, maps=analyze(model, first, **told, **shared, **job.loading).maps)
-        write(result)
-        if table is not None:
-            table.finish()
-    if kept is not None:
-        kept.remove()
+        with together():
+            if table is not None:
+                table.finish()
+            write(result)
+        if kept is not None:
+            kept.remove()
     return result
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from headscope.corpus.part import Table
 from headscope.errors import InputError
+from headscope.files.links import own_place
+from headscope.files.placing import place_file
+from headscope.files.together import finish
+from headscope.files.unfinished import part_of
 
 
 class PerText:
@@ -19,8 +25,8 @@ class PerText:
         force: Overwrite a file that is there.
 
     Raises:
-        InputError: Another suffix, the file exists, its directory does not or takes no file, or pyarrow is not
-            installed.
+        InputError: Another suffix, the file exists or is a link, its directory does not or takes no file, or pyarrow is
+            not installed.
     """
 
     def __init__(self, path: Path, force: bool) -> None:
@@ -28,8 +34,7 @@ class PerText:
             raise InputError(f"values of each text go to a .parquet file, not {path.name!r}", "name a .parquet file")
         if path.is_dir() or (path.exists() and not force):
             raise InputError(f"{path} exists", "use --force to overwrite it, or another name")
-        # A link stays, and what it leads to is replaced.
-        self._path = Path(os.path.realpath(path))
+        self._path = own_place(path)
         if not self._path.parent.is_dir():
             raise InputError(f"no such directory: {self._path.parent}", "create it first")
         try:
@@ -40,10 +45,10 @@ class PerText:
                 "values of each text go to a Parquet file, which needs pyarrow", 'pip install "headscope[parquet]"'
             ) from error
         self._arrow: Any = pyarrow
-        self._unfinished = self._path.with_name(f".{self._path.name[:200]}.{os.getpid()}.part")
         self._writer: Any = None
+        self._force, self._opened = force, ExitStack()
         try:
-            self._unfinished.touch()
+            self._part = self._opened.enter_context(part_of(self._path))
         except OSError as error:
             raise InputError(
                 f"cannot write to {self._path.parent}: {error.strerror}", "check its permissions or write elsewhere"
@@ -55,15 +60,16 @@ class PerText:
             return
         columns = self._arrow.table({name: self._arrow.array(column) for name, column in table.items()})
         if self._writer is None:
-            self._writer = self._arrow.parquet.ParquetWriter(self._unfinished, columns.schema)
+            self._writer = self._arrow.parquet.ParquetWriter(self._part.path, columns.schema)
         self._writer.write_table(columns)
 
     def finish(self) -> None:
-        """Close the file and give it its name."""
+        """Close the file and give it its name, with the others if they are written together."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-            os.replace(self._unfinished, self._path)
+            os.fsync(self._part.number)
+            finish(partial(place_file, self._part.path, self._path, force=self._force), self._opened)
 
     def __enter__(self) -> PerText:
         return self
@@ -72,6 +78,6 @@ class PerText:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Without `finish`, nothing remains."""
-        if self._writer is not None:
-            self._writer.close()
-        self._unfinished.unlink(missing_ok=True)
+        with self._opened:
+            if self._writer is not None:
+                self._writer.close()

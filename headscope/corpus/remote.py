@@ -12,6 +12,7 @@ from headscope.corpus.job import Job
 from headscope.corpus.part import Part
 from headscope.corpus.partition import Partition
 from headscope.corpus.worker import Worker
+from headscope.errors import lack
 
 
 @dataclass(frozen=True)
@@ -74,4 +75,5 @@ class RemoteWorker:
                 self._worker = Worker(self.job)
             return self._worker.measure(partition)
         except Exception as error:  # whatever it is, the user's process has to hear of it
-            return Failure.of(error)
+            # Of what an error came does not travel with it.
+            return Failure.of(lack(error) or error)

@@ -6,10 +6,9 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
-from headscope.errors import HeadscopeError, ModelError, ResourceError
+from headscope.errors import HeadscopeError, ModelError, ResourceError, is_out_of_memory
 
 # Parts that nothing on the way to an attention weight reads, so that a checkpoint may leave them out.
 POOLERS = {"pooler", "pooling", "pooler_proj"}
@@ -98,11 +97,6 @@ def explain_load_error(name: str, error: BaseException, *, local: bool) -> Heads
         else "check the name, or give a directory"
     )
     return ModelError(f"{name} cannot be loaded: {line}", hint)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is a failed allocation, on the CPU or an accelerator."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def first_line(error: BaseException, most: int = 240) -> str:

@@ -6,6 +6,7 @@ fused implementations return no weights, together with the tokenizer or processo
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
@@ -28,8 +29,8 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from headscope.errors import ModelError
-from headscope.models.checkpoint import explain_load_error, first_line, is_out_of_memory, judge_load_report
+from headscope.errors import ModelError, is_out_of_memory
+from headscope.models.checkpoint import explain_load_error, first_line, judge_load_report
 from headscope.models.model_classes import auto_class, concrete_class, own_class_of, writing_class
 from headscope.models.packaged import default_model_name
 from headscope.models.placement import pick_device, pick_dtype
@@ -376,9 +377,9 @@ def _first_that_loads(classes: tuple[Any, ...], source: Source, common: dict[str
 
 
 def _named_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
-        source = Source(str(path), local=True) if path.is_dir() else find_source(name)
+        source = Source(str(path), local=True) if os.path.isdir(path) else find_source(name)
         with quiet():
             found = AutoTokenizer.from_pretrained(
                 source.path, trust_remote_code=trust_remote_code, **source.arguments()

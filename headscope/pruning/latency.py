@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headscope.errors import InputError
-from headscope.models.checkpoint import first_line, is_out_of_memory
+from headscope.errors import InputError, is_out_of_memory
+from headscope.models.checkpoint import first_line
 from headscope.models.limits import decoder_limit, text_limit
 from headscope.models.quiet import quiet
 from headscope.pruning.decoding import keeps_cache, step_after

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
-from headscope.errors import InputError
-from headscope.models.checkpoint import first_line, is_out_of_memory
+from headscope.errors import InputError, is_out_of_memory
+from headscope.models.checkpoint import first_line
 from headscope.models.quiet import quiet
 from headscope.models.sites import find_sites
 from headscope.pruning.implementations import IMPLEMENTATIONS, attention_as

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headscope.errors import CheckError, InputError, ModelError
-from headscope.models.checkpoint import first_line, is_out_of_memory
+from headscope.errors import CheckError, InputError, ModelError, is_disk_full, is_out_of_memory
+from headscope.models.checkpoint import first_line
 from headscope.models.loading import load_model, load_plainly, wrap_model
 from headscope.models.model_classes import auto_name
 from headscope.models.quiet import quiet
@@ -119,7 +119,9 @@ def _write(
         with quiet(), _saving_as(model, config):
             model.save_pretrained(folder, **arguments)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ModelError(f"transformers does not save this model: {first_line(error)}") from error
+        raise ModelError(
+            f"transformers does not save this model: {first_line(error)}", "try --save-as masked, or leave --output out"
+        ) from error
     if form == "remote-code":
         write_remote_code(model, folder)
 
@@ -154,9 +156,11 @@ def _compare(model: PreTrainedModel, folder: Path, form: Form, cls: type[PreTrai
     except (InputError, ModelError):
         raise
     except Exception as error:  # whatever transformers raises: it does not load
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_disk_full(error):
             raise
-        raise ModelError(f"saved as {form}, the model does not load again: {first_line(error)}") from error
+        raise ModelError(
+            f"saved as {form}, the model does not load again: {first_line(error)}", "try another --save-as"
+        ) from error
     found = prove(model, again, {}, batches=probes(model))
     if not found.passed:
         why = "; ".join(found.failures) or f"outputs differ by {found.relative:.1e} of the largest"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.errors import ModelError, ResourceError
+from headscope.errors import ModelError, ResourceError, is_out_of_memory
 from headscope.models.exceptions import NOT_PRUNABLE, SHARES_KEYS
 from headscope.models.parts import NotPlain, Parameter
 from headscope.models.projections import Projection
@@ -39,7 +39,9 @@ def apply(model: PreTrainedModel, plan: Plan) -> None:
     all_edits = prepare(model, plan)
     try:
         cuts = [(cut.slot, cut.result()) for edits in all_edits for cut in edits.cuts]
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise ResourceError("out of memory while heads are removed", "Nothing was changed.") from error
     for slot, tensor in cuts:
         slot.replace(tensor)

@@ -5,19 +5,18 @@ matplotlib is imported when the first picture is drawn, never by importing this 
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headscope.errors import HeadscopeError, InputError, ResourceError
+from headscope.errors import HeadscopeError, InputError, ResourceError, is_disk_full
+from headscope.files import new_directory, new_files
+from headscope.files.links import own_place
 from headscope.results import MOST_CELLS, Analysis, AttentionMap
 from headscope.views.pooling import pooled
 
@@ -98,7 +97,8 @@ def write_heatmaps(analysis: Analysis, directory: str | Path, force: bool = Fals
     Long texts are pooled: these pictures then show means over tiles, and `STACK.L5H3.max.png` and `STACK.L5.max.png`
     the largest weight of each tile.
 
-    Every picture is drawn into a temporary directory first, so that a failure leaves no picture and no part of one.
+    A directory that is not there yet appears with all of them in it. In one that is, they take their places when all
+    are drawn, so that a failure leaves no picture and no part of one.
 
     Args:
         analysis: What to draw; `maps` holds the matrices, and an analysis without them gives `map.png` alone.
@@ -109,34 +109,31 @@ def write_heatmaps(analysis: Analysis, directory: str | Path, force: bool = Fals
         The files written, in the order in which they were drawn.
 
     Raises:
-        InputError: A file exists already and `force` is not given, or the directory cannot be written.
+        InputError: A file exists already and `force` is not given, a name is a link, or the directory cannot be
+            written.
         ResourceError: The disk is full.
     """
     target = Path(directory)
     drawings = dict(_drawings(analysis))
+    for name in drawings:
+        own_place(target / name)
     if not force:
         _refuse_existing(target, list(drawings))
-    created = not target.exists()
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        return _write_all(target, drawings)
-    except BaseException as error:
-        if created:
-            _remove_if_empty(target)
-        if isinstance(error, OSError):
-            raise _plain_error(error, target) from error
-        raise
+        with _pictures_of(target, force) as folder:
+            for name, draw in drawings.items():
+                (folder / name).write_bytes(draw())
+    except OSError as error:
+        raise _plain_error(error, target) from error
+    return [target / name for name in drawings]
 
 
-def _write_all(target: Path, drawings: dict[str, Callable[[], bytes]]) -> list[Path]:
-    # Inside the target: a sibling may lie on another file system, from which nothing can be moved in one step.
-    scratch = Path(tempfile.mkdtemp(prefix=".headscope-", dir=target))
-    try:
-        for name, draw in drawings.items():
-            (scratch / name).write_bytes(draw())
-        return [(scratch / name).replace(target / name) for name in drawings]
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _pictures_of(target: Path, force: bool) -> AbstractContextManager[Path]:
+    """Where pictures are written until all of them are."""
+    if target.exists():
+        return new_files(target, force=force)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return new_directory(own_place(target), force=False)
 
 
 def _drawings(analysis: Analysis) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -173,14 +170,8 @@ def _refuse_existing(target: Path, names: list[str]) -> None:
         )
 
 
-def _remove_if_empty(directory: Path) -> None:
-    # Where this fails, somebody else's files are in it, or it was never made: either way it is not ours to remove.
-    with suppress(OSError):
-        directory.rmdir()
-
-
 def _plain_error(error: OSError, target: Path) -> HeadscopeError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return ResourceError(f"no space left for the pictures in {str(target)!r}", hint="free some, or write elsewhere")
     reason = error.strerror or str(error)
     return InputError(f"cannot write pictures to {str(target)!r}: {reason}", hint="name a directory you can write to")

@@ -13,7 +13,9 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from headscope.errors import InputError
+from headscope.errors import InputError, ResourceError, is_disk_full
+from headscope.files import new_file
+from headscope.files.links import own_place
 from headscope.pruning.curve_result import Curve
 from headscope.results import Analysis
 from headscope.views.report.curve_file import losses_of
@@ -50,14 +52,21 @@ class Report:
         return len(self.html.encode("utf-8"))
 
     def write(self, path: str | PathLike[str], force: bool = False) -> None:
-        """Write the page. Raises InputError: the file exists and `force` is not given, or it cannot be written."""
-        target = Path(path)
+        """Write the page, whole or not at all.
+
+        Raises:
+            InputError: The file exists and `force` is not given, its name is a link, or it cannot be written.
+            ResourceError: The disk is full.
+        """
+        target = own_place(Path(path))
+        if target.exists() and not force:
+            raise InputError(f"{target} exists", "give force=True to overwrite it, or another name")
         try:
-            with target.open("w" if force else "x", encoding="utf-8", newline="\n") as file:
-                file.write(self.html)
-        except FileExistsError as error:
-            raise InputError(f"{target} exists", "give force=True to overwrite it, or another name") from error
+            with new_file(target, force=force) as file:
+                file.write(self.html.encode("utf-8"))
         except OSError as error:
+            if is_disk_full(error):
+                raise ResourceError(f"no space left for {target}", "free some, or write elsewhere") from error
             raise InputError(f"cannot write {target}: {error.strerror}", "name a file that you can write") from error
 
     def _repr_html_(self) -> str:
