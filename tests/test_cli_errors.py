@@ -191,7 +191,9 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path: Path) -> None:
         "vars(headscope)['analyze'] = slow; main(sys.argv[1:])"
     )
     argv = ["analyze", "x", "-o", str(tmp_path / "a.json")]
-    process = subprocess.Popen([sys.executable, "-c", code, *argv], cwd=ROOT, stderr=subprocess.PIPE)
+    # Where tests run in the background of a script they inherit that interrupts are ignored, and so would this.
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    process = subprocess.Popen([sys.executable, "-c", code, *argv], cwd=ROOT, stderr=subprocess.PIPE, **hears)
     assert process.stderr is not None
     assert process.stderr.readline() == b"ready\n"
     process.send_signal(signal.SIGINT)
@@ -207,5 +209,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setitem(vars(headscope), "analyze", lambda *a, **k: samples.analysis(samples.model_heads(1, 2)))
     monkeypatch.setattr(os, "replace", full)
-    assert run(["analyze", "x", "-o", str(tmp_path / "a.json")]) == 4
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "link", full)
+    for force in ([], ["--force"]):
+        assert run(["analyze", "x", "-o", str(tmp_path / "a.json"), *force]) == 4
+        assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,10 @@ import typer
 import headscope
 from headscope.cli import catalogue, corpus, inputs, options, text_options
 from headscope.cli.errors import reported, say
-from headscope.cli.output import Sink, check_directory, check_target
-from headscope.cli.progress import progress
+from headscope.cli.output import Sink, check_directory, check_target, print_table
+from headscope.cli.progress import progress, show
 from headscope.errors import InputError
+from headscope.files import together
 from headscope.heads import plugins
 from headscope.models.selection import parse_selection
 
@@ -182,8 +183,9 @@ def analyze(
 
         def write(analysis: Analysis) -> None:
             _tell(analysis, quiet)
-            _write_pictures(analysis, heatmaps, weights, html, force)
-            _write(analysis, chosen, sink)
+            with together():
+                _write_pictures(analysis, heatmaps, weights, html, force)
+                _write(analysis, chosen, sink)
 
         if data is not None:
             given = {"decoder_text": corpus.decoder_text(decoder_text), "seed": seed, "force": force}
@@ -250,11 +252,9 @@ def seed_everything(seed: int) -> None:
 def _tell(analysis: Analysis, quiet: bool) -> None:
     """The header and the warnings, on standard error."""
     if not quiet:
-        from rich.console import Console
-
         from headscope.views.tables import header_lines
 
-        Console(stderr=True).print(header_lines(analysis))
+        show(header_lines(analysis))
     for warning in analysis.warnings:
         say("warning", warning)
 
@@ -278,11 +278,9 @@ def _write_pictures(
 
 def _write(analysis: Analysis, chosen: str, sink: Sink) -> None:
     if chosen == "table" and sink.path is None:
-        from rich.console import Console
-
         from headscope.views.tables import analysis_table
 
-        Console().print(analysis_table(analysis, header=False))
+        print_table(analysis_table(analysis, header=False))
         return
     from headscope.views.records import render
 

@@ -11,9 +11,10 @@ import headscope
 from headscope.cli import analyze, corpus, inputs, options
 from headscope.cli.errors import reported, say
 from headscope.cli.guided import PICTURES
-from headscope.cli.output import Sink, check_target, replacing
-from headscope.cli.progress import progress
+from headscope.cli.output import Sink, check_target, print_table, replacing
+from headscope.cli.progress import progress, show
 from headscope.errors import InputError
+from headscope.files import together
 from headscope.models.selection import parse_selection
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ def compare(
                 trust_remote_code=trust_remote_code,
             )
         _tell(result, quiet)
-        _draw(result, picture, force)
-        _write(result, chosen, sink)
+        with together():
+            _draw(result, picture, force)
+            _write(result, chosen, sink)
 
 
 def _chosen_format(output: Path | None, format: str | None) -> str:
@@ -184,11 +186,9 @@ def _given(
 def _tell(result: Comparison, quiet: bool) -> None:
     """The header and the warnings, on standard error."""
     if not quiet:
-        from rich.console import Console
-
         from headscope.views.comparison_summary import header_lines
 
-        Console(stderr=True).print(header_lines(result))
+        show(header_lines(result))
     for warning in result.warnings:
         say("warning", warning)
 
@@ -204,11 +204,9 @@ def _draw(result: Comparison, picture: Path | None, force: bool) -> None:
 
 def _write(result: Comparison, chosen: str, sink: Sink) -> None:
     if chosen == "table" and sink.path is None:
-        from rich.console import Console
-
         from headscope.views.comparison import comparison_table
 
-        Console().print(comparison_table(result))
+        print_table(comparison_table(result))
         return
     from headscope.views.comparison import render_comparison
 

@@ -68,12 +68,10 @@ def convert(
 
 
 def _write(report: SaveReport, chosen: str) -> None:
-    from headscope.cli.output import Sink
+    from headscope.cli.output import Sink, print_table
     from headscope.views.saving import render_saving, saving_table
 
     if chosen == "table":
-        from rich.console import Console
-
-        Console().print(saving_table(report))
+        print_table(saving_table(report))
         return
     Sink(None).text(render_saving(report, chosen))

@@ -16,7 +16,7 @@ import typer
 
 import headscope
 from headscope.cli.errors import say
-from headscope.cli.progress import progress
+from headscope.cli.progress import console, progress
 from headscope.errors import HeadscopeError, InputError, ResourceError
 
 if TYPE_CHECKING:
@@ -197,9 +197,7 @@ def _shown(quiet: bool) -> Iterator[tuple[Callable[[Progress], None], Callable[[
     if quiet:
         yield lambda done: None, lambda: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(file=sys.stderr).status("loading the model …") as status:
+        with console().status("loading the model …") as status:
             yield lambda done: status.update(_line(done)), status.stop
     else:
         yield _now_and_then(), lambda: None

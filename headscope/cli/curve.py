@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import headscope
 from headscope.cli.errors import say
-from headscope.cli.output import Sink, check_target, replacing
-from headscope.cli.progress import progress
+from headscope.cli.output import Sink, check_target, print_table, replacing
+from headscope.cli.progress import progress, show
+from headscope.files import together
 
 if TYPE_CHECKING:
     from headscope.pruning.curve_result import Curve
@@ -54,11 +55,9 @@ def numbers_of(picture: Path) -> Path:
 
 def _tell(curve: Curve, quiet: bool) -> None:
     if not quiet:
-        from rich.console import Console
-
         from headscope.views.curve import header_lines
 
-        Console(stderr=True).print(header_lines(curve))
+        show(header_lines(curve))
     for warning in curve.warnings:
         say("warning", warning)
 
@@ -67,17 +66,16 @@ def _write_files(curve: Curve, picture: Path, force: bool) -> None:
     from headscope.views.curve import curve_csv, curve_picture
 
     drawn = curve_picture(curve, file_format=picture.suffix[1:].lower())
-    with replacing(picture, force) as file:
-        file.write(drawn)
-    Sink(numbers_of(picture), force).text(curve_csv(curve))
+    with together():
+        with replacing(picture, force) as file:
+            file.write(drawn)
+        Sink(numbers_of(picture), force).text(curve_csv(curve))
 
 
 def _write(curve: Curve, chosen: str) -> None:
     from headscope.views.curve import curve_table, render_curve
 
     if chosen == "table":
-        from rich.console import Console
-
-        Console().print(curve_table(curve))
+        print_table(curve_table(curve))
         return
     Sink(None).text(render_curve(curve, chosen))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import typer
 
-from headscope.errors import HeadscopeError
+from headscope.cli import signals
+from headscope.errors import HeadscopeError, lack
+from headscope.files import undisturbed
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# Characters of a line: what it quotes may be a whole file.
+_MOST = 2000
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,20 @@ class Problem:
 def explain(exc: BaseException) -> Problem:
     """Say what went wrong, for any exception.
 
-    Exit codes: 2 input, 3 model, 4 memory or disk, 130 interrupted. What was not foreseen is 3, since in practice it is
-    an error inside a model's own code; 1 is kept for a check that ran and failed.
+    Exit codes: 2 input, 3 model, 4 memory or disk, 130 interrupted (SIGTERM: 143, SIGHUP: 129). What was not foreseen
+    is 3, since in practice it is an error inside a model's own code; 1 is kept for a check that ran and failed.
     """
+    asked = signals.stopped()
+    if asked is not None:
+        # Whatever came of it: libraries make errors of their own of an interrupt.
+        return Problem(asked[0], signals.HINT, asked[1])
+    lacking = lack(exc)
+    if lacking is not None:
+        return Problem(lacking.message, lacking.hint, lacking.exit_code)
     if isinstance(exc, HeadscopeError):
         return Problem(exc.message, exc.hint, exc.exit_code)
     if isinstance(exc, KeyboardInterrupt):
-        return Problem("interrupted", "nothing half-written remains; run the command again", 130)
-    if _out_of_memory(exc):
-        return Problem(
-            "out of memory", "take fewer or shorter texts (--batch-size 1, --max-length) or a smaller model", 4
-        )
-    if isinstance(exc, OSError) and exc.errno in _NO_ROOM:
-        return Problem(
-            f"cannot write: {exc.strerror}", "free some space or write elsewhere; nothing half-written remains", 4
-        )
+        return Problem("interrupted", signals.HINT, 130)
     if isinstance(exc, OSError) and exc.strerror and exc.filename is not None:
         return Problem(f"{exc.filename}: {exc.strerror}", "check the path and its permissions", 2)
     return Problem(f"{type(exc).__name__}: {exc}", "run it again with --debug for the traceback", 3)
@@ -61,12 +61,16 @@ def say(kind: str, text: str) -> None:
     """Write one line `kind: text` to standard error; the text may be anything, a model's or a file's."""
     from headscope.views.text import visible
 
-    print(f"{kind}: {visible(' '.join(text.split()))}", file=sys.stderr)
+    with suppress(OSError):  # nobody listens any more, and the work goes on
+        line = " ".join(text.split())
+    line = line if len(line) <= _MOST else line[: _MOST - 1] + "…"
+    print(f"{kind}: {visible(line)}", file=sys.stderr)
 
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
     """Run a command's body: report what it raises and leave with the right exit code; a traceback only with `debug`."""
+    stderr = sys.stderr
     try:
         yield
         sys.stdout.flush()
@@ -77,15 +81,11 @@ def reported(debug: bool) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except (Exception, KeyboardInterrupt) as exc:  # whatever it is, the user gets two lines and a code
+        sys.stderr = stderr  # an interrupt may come as it is being put back
         if debug:
             traceback.print_exc()
         problem = explain(exc)
-        report(problem.message, problem.hint)
+        with undisturbed():  # a second interrupt is not to be told of between the two
+            signals.told()
+            report(problem.message, problem.hint)
         raise typer.Exit(problem.exit_code) from None
-
-
-def _out_of_memory(exc: BaseException) -> bool:
-    """torch raises its own OutOfMemoryError on some devices and a plain RuntimeError on others: both say so."""
-    if isinstance(exc, MemoryError):
-        return True
-    return isinstance(exc, RuntimeError) and any(words in str(exc).lower() for words in _OUT_OF_MEMORY)

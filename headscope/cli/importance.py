@@ -10,8 +10,8 @@ import typer
 import headscope
 from headscope.cli import corpus, guided, options
 from headscope.cli.errors import reported, say
-from headscope.cli.output import Sink
-from headscope.cli.progress import notes, progress
+from headscope.cli.output import Sink, print_table
+from headscope.cli.progress import notes, progress, show
 from headscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,11 +144,9 @@ def _check(method: str, replace: str, data: Path | None) -> None:
 def _tell(result: Importance, quiet: bool) -> None:
     """The header, what the method is for, and the warnings, on standard error."""
     if not quiet:
-        from rich.console import Console
-
         from headscope.views.importance import header_lines
 
-        Console(stderr=True).print(header_lines(result))
+        show(header_lines(result))
     if result.method in guided.FOR_REPAIR:
         say("note", f"{result.method} scores are {guided.ONLY_WITH_REPAIR}")
     for warning in result.warnings:
@@ -157,11 +155,9 @@ def _tell(result: Importance, quiet: bool) -> None:
 
 def _write(result: Importance, chosen: str, sink: Sink) -> None:
     if chosen == "table" and sink.path is None:
-        from rich.console import Console
-
         from headscope.views.importance import importance_table
 
-        Console().print(importance_table(result))
+        print_table(importance_table(result))
         return
     from headscope.views.importance import render_importance
 

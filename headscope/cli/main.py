@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headscope import __version__
+from headscope.cli import signals
 from headscope.cli.analyze import analyze
 from headscope.cli.compare import compare
 from headscope.cli.convert import convert
@@ -23,6 +24,7 @@ from headscope.cli.prune import prune
 from headscope.cli.report import report_page
 from headscope.cli.size import size
 from headscope.cli.verify import verify
+from headscope.files import undisturbed
 
 app = typer.Typer(
     help="What every attention head of a transformer does: measured, labelled, shown.",
@@ -67,12 +69,31 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _open_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is spelled out
+    code = 0
     try:
-        with reported(debug=False):
+        with signals.at_work(), reported(debug=False):
             code = _run(argv)
     except typer.Exit as exc:
         code = exc.exit_code
+    except KeyboardInterrupt:  # so late that nothing else hears of it
+        code = 130
+    asked = signals.stopped()
+    if asked is not None:
+        # Where a library swallows an interrupt, or makes something else of it, it is one nevertheless.
+        code = asked[1]
+        with undisturbed():
+            if not signals.told():
+                report(asked[0], signals.HINT)
+    _flush_errors()
     sys.exit(code)
+
+
+def _flush_errors() -> None:
+    """Where nobody reads standard error Python would try once more at the end, and change the exit code."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _open_streams() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from headscope.cli.errors import say
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 
 def notes(quiet: bool) -> Callable[[str], None] | None:
@@ -33,7 +37,22 @@ def progress(message: str | None, quiet: bool, debug: bool) -> Iterator[None]:
         if message is None or quiet or not sys.stderr.isatty():
             yield
             return
-        from rich.console import Console
-
-        with Console(file=sys.stderr).status(message):
+        with console().status(message):
             yield
+
+
+def show(lines: RenderableType) -> None:
+    """Print what is no result, but about it, to standard error."""
+    with suppress(OSError):
+        console().print(lines)
+
+
+def console() -> Console:
+    """Standard error. Where nobody listens any more the work goes on, and is written if it goes to a file."""
+    from rich.console import Console
+
+    class Heedless(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return Heedless(file=sys.stderr)

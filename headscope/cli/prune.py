@@ -11,7 +11,7 @@ import headscope
 from headscope.cli import corpus, guided, options
 from headscope.cli.curve import draw_curve
 from headscope.cli.errors import reported, say
-from headscope.cli.progress import notes, progress
+from headscope.cli.progress import notes, progress, show
 from headscope.errors import InputError
 from headscope.pruning.spec import parse_heads
 
@@ -198,22 +198,18 @@ def _chosen_format(format: str | None) -> str:
 def _tell(result: PruneResult, quiet: bool) -> None:
     """The header and the warnings, on standard error."""
     if not quiet:
-        from rich.console import Console
-
         from headscope.views.pruning import header_lines
 
-        Console(stderr=True).print(header_lines(result))
+        show(header_lines(result))
     for warning in result.warnings:
         say("warning", warning)
 
 
 def _write(result: PruneResult, chosen: str) -> None:
-    from headscope.cli.output import Sink
+    from headscope.cli.output import Sink, print_table
     from headscope.views.pruning import pruning_table, render_pruning
 
     if chosen == "table":
-        from rich.console import Console
-
-        Console().print(pruning_table(result))
+        print_table(pruning_table(result))
         return
     Sink(None).text(render_pruning(result, chosen))

@@ -9,7 +9,7 @@ import typer
 import headscope
 from headscope.cli import options
 from headscope.cli.errors import reported
-from headscope.cli.output import Sink
+from headscope.cli.output import Sink, print_table
 from headscope.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ def _write(result: Sizes, chosen: str, sink: Sink) -> None:
     from headscope.views.size import render_size, size_table
 
     if chosen == "table" and sink.path is None:
-        from rich.console import Console
-
-        Console().print(size_table(result))
+        print_table(size_table(result))
         return
     sink.text(render_size(result, chosen))

@@ -9,7 +9,7 @@ import typer
 import headscope
 from headscope.cli import options
 from headscope.cli.errors import reported, say
-from headscope.cli.output import Sink
+from headscope.cli.output import Sink, print_table
 from headscope.cli.progress import progress
 from headscope.errors import InputError
 from headscope.models.selection import parse_selection
@@ -123,8 +123,6 @@ def _write(result: Verification | HeadExplanation, chosen: str, sink: Sink) -> N
     from headscope.views.verification import explanation_table, render_verification, verification_table
 
     if chosen == "table" and sink.path is None:
-        from rich.console import Console
-
-        Console().print(verification_table(result) if isinstance(result, Verification) else explanation_table(result))
+        print_table(verification_table(result) if isinstance(result, Verification) else explanation_table(result))
         return
     sink.text(render_verification(result, chosen))

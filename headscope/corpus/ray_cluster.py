@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,7 +45,7 @@ def connected(workers: int, address: str | None) -> Iterator[tuple[Any, bool]]:
             return
         if address is not None:
             _check_somebody_listens(address)
-        with _sigterm_kept(), _nothing_printed(ray):
+        with _sigterm_kept(ray), _nothing_printed(ray):
             yield from _with_cluster(ray, workers, address)
 
 
@@ -128,13 +126,12 @@ def _nothing_printed(ray: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Ray puts a handler of its own in the place of whatever is there."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+def _sigterm_kept(ray: Any) -> Iterator[None]:
+    """Ray would put a handler of its own in the place of whatever is there."""
+    utils = ray._private.utils
+    before = getattr(utils, "set_sigterm_handler", None)
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        utils.set_sigterm_handler = before
