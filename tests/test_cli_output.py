@@ -69,16 +69,6 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "someone else's"
 
 
-def test_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
-    target, link = tmp_path / "there" / "a.json", tmp_path / "link.json"
-    target.parent.mkdir()
-    target.write_text("old")
-    link.symlink_to(target)
-    Sink(link, force=True).text("new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
-
-
 def test_the_mode_is_that_of_an_ordinary_new_file(tmp_path: Path) -> None:
     ordinary, ours = tmp_path / "ordinary", tmp_path / "ours"
     ordinary.touch()

@@ -67,8 +67,8 @@ BAD = {
     "weights exist": (["x", "--weights", "old.npz"], "old.npz exists"),
     "weights of another kind": (["x", "--weights", "new.json"], "writes .npz"),
     "one file for two results": (["x", "-f", "csv", "-o", "a.npz", "--weights", "./a.npz"], "both name a.npz"),
-    "output through a link to nowhere": (["x", "-o", "nowhere.json"], "no such directory"),
-    "output through a link to itself": (["x", "-o", "loop.json"], "leads to itself"),
+    "output through a link to nowhere": (["x", "-o", "nowhere.json"], "nowhere.json is a link"),
+    "output through a link to itself": (["x", "-o", "loop.json"], "loop.json is a link"),
 }
 
 
