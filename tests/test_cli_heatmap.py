@@ -66,6 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (["--kind", "mean"], "mean", "pooled"),
         (["--kind", "rollout"], "rollout", "mean"),
         (["--kind", "map", "-l", "1"], "map", False),
+        (["--kind", "similarity"], "similarity", False),
         (["--stack", "cross", "-l", "1"], "heads", True),
         (["--stack", "cross", "--kind", "mean"], "mean", "mean"),
     ],
@@ -76,6 +77,7 @@ def test_each_kind_keeps_what_it_needs(
     assert run(TEXT, "-o", str(tmp_path / "a.svg"), *argv) == 0
     assert calls["heatmap"]["kind"] == kind
     assert calls["heatmap"]["file_format"] == "svg"
+    assert calls["analyze"]["types"] == ("redundant" if kind == "similarity" else None)
     assert calls["analyze"]["maps"] == maps and type(calls["analyze"]["maps"]) is type(maps)
     assert (tmp_path / "a.svg").read_bytes() == b"drawn"
 
@@ -112,6 +114,7 @@ def test_options_reach_the_python_functions(calls: dict[str, Any], tmp_path: Pat
         ([TEXT, "-o", "a.png", "--kind", "cake"], "cake"),
         ([TEXT, "-o", "a.png", "-l", "5", "--metric", "entropy"], "--metric is for --kind map"),
         ([TEXT, "-o", "a.png", "--query", "3"], "over an image"),
+        ([TEXT, "-o", "a.png", "--kind", "similarity", "--vmax", "1"], "--vmax is for weights"),
         ([TEXT, "another", "-o", "a.png"], "one input, not 2"),
         (["-o", "a.png"], "nothing to measure"),
         ([TEXT, "-o", "a.png", "-l", "x"], "layer"),

@@ -1,4 +1,4 @@
-"""The README's commands and examples work, and its output is what the program prints."""
+"""The commands and examples of the README and the pages work, and output that they show is what the program prints."""
 
 from __future__ import annotations
 
@@ -16,21 +16,43 @@ from headscope.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+# The reference has a test of its own.
+PAGES = {
+    p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").glob("*.md")) if p.name != "reference.md"
+}
+TEXTS = {"README.md": README, **PAGES}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+def fenced(text: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a text in order: language and content."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    """All blocks of one language, each once."""
+    return list(dict.fromkeys(block for text in TEXTS.values() for lang, block in fenced(text) if lang == language))
+
+
+def shown() -> list[tuple[str, str]]:
+    """Commands and their output: the `text` blocks, each with the shell block before it."""
+    pairs: dict[str, str] = {}
+    for text in TEXTS.values():
+        command = ""
+        for language, block in fenced(text):
+            if language == "bash":
+                command = block
+            elif language == "text":
+                pairs[MAIN_JOB if command in INSTALL else command] = block
+    return list(pairs.items())
 
 
 INSTALL = [block for block in blocks("bash") if block.startswith("python3 -m venv .venv")]
-VERIFY = [block for block in blocks("bash") if block.startswith("headscope verify")]
-PRUNE = [block for block in blocks("bash") if block.startswith("headscope prune")]
+MAIN_JOB = INSTALL[0].splitlines()[-1].removeprefix(".venv/bin/")
+SHOWN = shown()
 # What takes minutes on the texts that it names.
 LONG = [block for block in blocks("bash") if "--repair" in block or "--curve" in block]
-TOUR = [block for block in blocks("bash") if block not in INSTALL + VERIFY + PRUNE + LONG]
-MAIN_JOB = INSTALL[0].splitlines()[-1].removeprefix(".venv/bin/")
+TOUR = [block for block in blocks("bash") if block not in (*INSTALL, *LONG, *(command for command, _ in SHOWN))]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +119,12 @@ def test_the_rules_example_is_one(rules: str, tmp_path: Path) -> None:
     assert [rule.label for rule in loaded.rules] == ["looks_back", "sharp"]
 
 
-@pytest.mark.parametrize(("command", "shown"), list(zip([MAIN_JOB, *VERIFY, *PRUNE], blocks("text"), strict=True)))
+def test_nothing_is_shown_without_its_command() -> None:
+    assert len(SHOWN) == len(blocks("text")) and len(SHOWN) >= 6
+    assert all("headscope" in command for command, _ in SHOWN)
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command[:60] for command, _ in SHOWN])
 def test_the_output_shown_is_the_output(command: str, shown: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """Word for word; numbers and heads that differ most may differ by what another processor's rounding explains."""
     done = run(command, tmp_path, environment)
@@ -126,15 +153,33 @@ def test_every_extra_is_mentioned() -> None:
     assert [name for name in PROJECT["optional-dependencies"] if name not in README] == []
 
 
-def test_links_to_files_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?://|#)([^)]+)\)", README)
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_every_page_is_listed() -> None:
+    assert [name for name in (*PAGES, "reference.md") if f"](docs/{name})" not in README] == []
+
+
+def test_links_lead_somewhere() -> None:
+    """To files, and to headings in them."""
+    lost = []
+    for name, text in TEXTS.items():
+        folder = ROOT if name == "README.md" else ROOT / "docs"
+        for link in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
+            path, _, heading = link.partition("#")
+            target = folder / path if path else folder / name
+            if not target.exists() or (heading and heading not in anchors(target.read_text(encoding="utf-8"))):
+                lost.append((name, link))
+    assert lost == []
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub calls the headings of a text."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_option_named_exists() -> None:
     whole = typer.main.get_command(app)
     commands = (whole, *whole.commands.values())
     known = {name for command in commands for p in command.params for name in p.opts + p.secondary_opts}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--help", "--no-deps"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "".join(TEXTS.values()))) - {"--help", "--no-deps"}
     assert "--heatmaps" in known
     assert named <= known

@@ -16,8 +16,9 @@ from headscope.heads.catalogue.clustering import average_linkage, classical_scal
 from headscope.heads.catalogue.result import Catalogue
 from headscope.heads.catalogue.similarity_result import Similarity
 from headscope.views.figure_base import figure_style
+from headscope.views.heatmap import heatmap
 from headscope.views.labels import label_styles
-from headscope.views.similarity_figure import _SIDE, _free_places, similarity_figure, similarity_picture
+from headscope.views.similarity_figure import _SIDE, _free_places, similarity_figure
 from tests.views_pictures import pixels
 from tests.views_samples import HOSTILE, analysis, model_heads, record
 
@@ -154,7 +155,7 @@ def test_stacks_that_do_not_compare_have_panels_of_their_own():
 
 @pytest.mark.parametrize("shape", [(3, 4), (30, 9), (32, 32)])
 def test_pictures_of_any_number_of_heads(shape):
-    image = pixels(similarity_picture(analysed(model_heads(*shape))))
+    image = pixels(heatmap(analysed(model_heads(*shape)), "similarity"))
     height, width = image.shape[:2]
     assert 1500 < width < 2200 and 800 < height < 1200
     assert len(np.unique(image @ [65536, 256, 1])) > 50
@@ -162,21 +163,21 @@ def test_pictures_of_any_number_of_heads(shape):
 
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_formats(file_format, start):
-    assert similarity_picture(analysed(model_heads(1, 3)), file_format=file_format, dpi=50).startswith(start)
+    assert heatmap(analysed(model_heads(1, 3)), "similarity", file_format=file_format, dpi=50).startswith(start)
 
 
 def test_names_and_labels_of_any_characters():
     heads = [record(0, h, text, stack=HOSTILE[0]) for h, text in enumerate(HOSTILE)]
     heads += [record(0, h, "broad", stack=HOSTILE[-3]) for h in range(len(HOSTILE))]
     made = analysed(heads, similarity_of(heads, groups=2), name="".join(HOSTILE))
-    assert similarity_picture(made, dpi=50).startswith(b"\x89PNG")
+    assert heatmap(made, "similarity", dpi=50).startswith(b"\x89PNG")
 
 
 def test_heads_that_have_no_label_and_equal_heads_are_drawn():
     heads = model_heads(1, 3)
     found = similarity_of(heads)
     same = replace(found, distance=np.zeros((3, 3)), position=np.zeros((3, 2)), clusters=(0, 0, 0))
-    assert similarity_picture(analysed(heads[:1], same), dpi=50).startswith(b"\x89PNG")
+    assert heatmap(analysed(heads[:1], same), "similarity", dpi=50).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("catalogue", [None, Catalogue((), {}, {}, {})])

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _PICTURE = "Picture"
 
 Kind = Annotated[
-    Literal["heads", "mean", "rollout", "map"] | None,
+    Literal["heads", "mean", "rollout", "map", "similarity"] | None,
     typer.Option(
         "--kind",
-        help="Heads (one large, or a grid), each layer's mean over its heads, attention rollout over layers, or the "
-        "map of the model. Default: heads where a layer or head is named, else the map.",
+        help="Heads (one large, or a grid), each layer's mean over its heads, attention rollout over layers, the map "
+        "of the model, or how alike its heads are. Default: heads where a layer or head is named, else the map.",
         rich_help_panel=_PICTURE,
         show_default=False,
     ),
@@ -136,6 +136,7 @@ def heatmap(
                 strict_length=strict_length,
                 words=words,
                 exclude_special=exclude_special,
+                types="redundant" if chosen == "similarity" else None,
                 maps=_maps(chosen, whole=bool(image or audio) or stacks == ["cross"]),
                 seed=seed,
                 revision=revision,
@@ -180,7 +181,9 @@ def _check_picture(
     check_arguments(kind, target.suffix[1:].lower(), dpi, cmap, vmax)
     if metric is not None and kind != "map":
         raise InputError(f"--metric is for --kind map, not {kind}", "leave it out, or draw the map")
-    if query is not None and kind == "map":
+    if vmax is not None and kind == "similarity":
+        raise InputError("--vmax is for weights, and similarity draws distances from 0 to 1", "leave it out")
+    if query is not None and kind in ("map", "similarity"):
         raise InputError("--query is for attention over an image", "leave it out")
 
 
@@ -193,6 +196,6 @@ def _check_one(found: dict[str, Any]) -> None:
 
 def _maps(kind: str, whole: bool) -> Maps:
     """What the picture needs of the matrices: patches of images and a decoder's few rows cannot be pooled."""
-    if kind == "map":
+    if kind in ("map", "similarity"):
         return False
     return "mean" if kind == "rollout" or (kind == "mean" and whole) else whole or "pooled"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from headscope.errors import InputError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from headscope.views.figure_base import Look
 
-KINDS = ("heads", "mean", "rollout", "map")
+KINDS = ("heads", "mean", "rollout", "map", "similarity")
 FILE_FORMATS = ("png", "svg", "pdf")
 
 
@@ -49,8 +50,8 @@ def heatmap(
         analysis: What to draw; made with `maps=True` or `maps="pooled"` for heads and means, with `maps=True` or
             `maps="mean"` for rollout; the map of the model needs none.
         kind: `heads`, one large or several in a grid; `mean`, over the heads of each layer; `rollout`, over layers
-            (Abnar and Zuidema 2020); `map`, every head's label beside a metric. Heads, or the map where there are no
-            matrices, unless given.
+            (Abnar and Zuidema 2020); `map`, every head's label beside a metric; `similarity`, how alike heads are,
+            of an analysis with the type `redundant`. Heads, or the map where there are no matrices, unless given.
         layer, head, stack: Draw only this layer, head or stack of what the analysis has.
         metric: The metric of the map; the first one measured unless given.
         query: The token whose row is drawn over an image, counted from 0; the class token unless given, and where there
@@ -70,18 +71,23 @@ def heatmap(
     """
     kind = kind or ("heads" if analysis.maps else "map")
     check_arguments(kind, file_format, dpi, cmap, vmax)
-    maps = () if kind == "map" else _chosen(analysis, layer, head, stack)
-    medium = None if matrix or kind == "map" else _medium(analysis, maps)
+    whole = kind in ("map", "similarity")
+    maps = () if whole else _chosen(analysis, layer, head, stack)
+    medium = None if matrix or whole else _medium(analysis, maps)
     if query is not None and not isinstance(medium, Seen):
         raise InputError("query is for attention over an image", "leave --query out")
 
-    panels = None if kind == "map" else panels_of(analysis, kind, maps)
+    panels = None if whole else panels_of(analysis, kind, maps)
     row = None if panels is None or not isinstance(medium, Seen) else _row(medium, panels.attention, query)
 
     def build() -> Figure:
         from headscope.views.figure_base import Look
 
         look = Look(cmap, vmax, title)
+        if kind == "similarity":
+            from headscope.views.similarity_figure import similarity_figure
+
+            return similarity_figure(analysis, look)
         if panels is None:
             from headscope.views.map_figure import map_figure
 
@@ -135,6 +141,12 @@ def check_arguments(kind: str, file_format: str, dpi: int, cmap: str, vmax: floa
     """Raises InputError for values that no picture can be drawn with."""
     import matplotlib
 
+    for name, text in (("kind", kind), ("file_format", file_format), ("cmap", cmap)):
+        if not isinstance(text, str):
+            raise InputError(f"{name} is a {type(text).__name__}, not a name", "give a text")
+    for name, number in (("dpi", dpi), ("vmax", vmax)):
+        if number is not None and not isinstance(number, Real):
+            raise InputError(f"{name} is a {type(number).__name__}, not a number", "give a number")
     if kind not in KINDS:
         raise InputError(f"unknown kind of picture {kind!r}", f"kinds: {', '.join(KINDS)}")
     if file_format not in FILE_FORMATS:

@@ -20,9 +20,8 @@ from headscope.heads.catalogue.clustering import average_linkage
 from headscope.heads.catalogue.result import Place
 from headscope.heads.catalogue.similarity_result import Similarity
 from headscope.results import Analysis
-from headscope.views.figure_base import COLOR_MAP, GREY, add_title, place, place_bar
+from headscope.views.figure_base import GREY, PLAIN, Look, add_title, place, place_bar
 from headscope.views.figure_text import drawable
-from headscope.views.heatmaps import DPI, picture
 from headscope.views.labels import LabelStyle, label_styles
 from headscope.views.sections import plural
 
@@ -35,12 +34,7 @@ _NAMED_ROWS = 72
 _NOT_KNOWN = LabelStyle("?", "#FFFFFF", "#000000")
 
 
-def similarity_picture(analysis: Analysis, *, file_format: str = "png", dpi: int = DPI) -> bytes:
-    """The figure as `png`, `svg` or `pdf`. Raises InputError: similarity was not measured."""
-    return picture(lambda: similarity_figure(analysis), file_format, dpi)
-
-
-def similarity_figure(analysis: Analysis) -> Figure:
+def similarity_figure(analysis: Analysis, look: Look = PLAIN) -> Figure:
     """Left a map whose distances are as near to the heads' as a plane allows, right all distances between heads.
 
     Points have the colours of the heads' labels and names where there is room; lines join redundant pairs. The matrix
@@ -48,13 +42,14 @@ def similarity_figure(analysis: Analysis) -> Figure:
 
     Args:
         analysis: With similarity in its catalogue.
+        look: Its colour map is of distances, which go from 0 to 1 always.
 
     Raises:
         InputError: Similarity was not measured.
     """
     found = None if analysis.catalogue is None else analysis.catalogue.similarity
     if found is None:
-        raise InputError("similarity was not measured, so there is nothing to draw", hint="add similarity to --types")
+        raise InputError("similarity was not measured, so there is nothing to draw", hint="add redundant to --types")
     groups = [group for group in found.groups() if len(group) > 1] or [np.arange(len(found.heads))]
     labels = {(r.stack, r.layer, r.head): r.pattern for r in analysis.heads}
     styles = label_styles(labels[head] for head in found.heads if head in labels)
@@ -65,9 +60,11 @@ def similarity_figure(analysis: Analysis) -> Figure:
         kinds = [styles.get(labels.get(head, ""), _NOT_KNOWN) for head in heads]
         stack = f"{drawable(heads[0][0])}: " if len(groups) > 1 else ""
         _map_panel(place(figure, 0, top, _SIDE, _SIDE), found, group, kinds, stack)
-        _matrix_panel(place(figure, _SIDE + _GAP, top, _SIDE, _SIDE), found, group, kinds, stack)
-    place_bar(figure, Normalize(0, 1), 2 * _SIDE + _GAP + 0.12, _TOP, 2.4, "distance: 0 the same, 1 no key in common")
-    add_title(figure, analysis, f"How alike {plural(len(found.heads), 'head')} are, on {plural(found.rows, 'row')}")
+        _matrix_panel(place(figure, _SIDE + _GAP, top, _SIDE, _SIDE), found, group, kinds, stack, look)
+    legend = "distance: 0 the same, 1 no key in common"
+    place_bar(figure, Normalize(0, 1), 2 * _SIDE + _GAP + 0.12, _TOP, 2.4, legend, look.cmap)
+    title = f"How alike {plural(len(found.heads), 'head')} are, on {plural(found.rows, 'row')}"
+    add_title(figure, analysis, title if look.title is None else drawable(look.title))
     _legend(figure, found, styles)
     return figure
 
@@ -161,11 +158,11 @@ def _name(head: Place) -> str:
 
 # ------------------------------------------------------------------ the matrix
 def _matrix_panel(
-    axes: Axes, found: Similarity, group: NDArray[np.int64], kinds: Sequence[LabelStyle], stack: str
+    axes: Axes, found: Similarity, group: NDArray[np.int64], kinds: Sequence[LabelStyle], stack: str, look: Look
 ) -> None:
     within = found.distance[np.ix_(group, group)]
     order = average_linkage(within).order()
-    axes.imshow(within[np.ix_(order, order)], cmap=COLOR_MAP, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    axes.imshow(within[np.ix_(order, order)], cmap=look.cmap, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     numbers = [found.clusters[group[i]] for i in order]
     starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1]]
     for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
