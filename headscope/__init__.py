@@ -59,6 +59,8 @@ _HOME = {
     "size": "headscope.sizing.size",
     "verify": "headscope.proof.verify",
 }
+# What works without torch and transformers.
+_ALONE = {"HeadscopeError", "MultiHeadAttention"}
 
 __all__ = [
     "HeadscopeError",
@@ -89,11 +91,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the module that defines it."""
+    """Import a public name from the module that defines it.
+
+    Raises:
+        HeadscopeError: Python, torch or transformers is older than the oldest that headscope runs with, or missing.
+    """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name not in _ALONE:
+        from headscope.minimum import check_minimum
+
+        check_minimum()
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

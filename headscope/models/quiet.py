@@ -12,7 +12,7 @@ from typing import Any
 import huggingface_hub.utils as hub_utils
 from transformers.utils import logging as transformers_logging
 
-LOGGERS = ("transformers", "huggingface_hub", "accelerate", "torch", "filelock", "httpx2")
+LOGGERS = ("transformers", "huggingface_hub", "accelerate", "torch", "filelock", "httpx", "httpx2")
 
 
 @contextmanager

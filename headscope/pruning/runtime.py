@@ -101,8 +101,10 @@ class SharedBias(Subset):
         whole = self.whole
         if whole is None and self.computed is not None:
             whole = self.computed.permute(2, 0, 1)[None]
+            # In older releases the mask is part of it, the same one for all heads.
+            whole = whole + (bias - whole[:, list(self.kept)])[:, :1]
         if whole is None:
-            whole = bias.new_zeros(1, self.num_heads, *bias.shape[2:])
+            whole = bias[:, :1].expand(-1, self.num_heads, -1, -1)
         self.whole = self.computed = None
         return (output[0], whole, *output[2:])
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DummyLayer
 
 from headscope.models.exceptions import CACHES_EVERY_HEAD
 from headscope.models.head_counts import NUM_HEADS
@@ -100,7 +99,7 @@ def _cached(site: Site, found: Projections | None, kept: Sequence[Any]) -> tuple
     place = getattr(site.module, "layer_idx", None)
     place = site.layer if not isinstance(place, int) else place
     layer = kept[place] if not site.cross and place < len(kept) else None
-    if isinstance(layer, DummyLayer):  # it reads the keys and values of another layer
+    if type(layer).__name__ == "DummyLayer":  # it reads another layer's keys and values; older releases lack the class
         return 0, None
     window = getattr(layer, "sliding_window", None)
     if found is None:
