@@ -65,7 +65,10 @@ def is_disk_full(error: BaseException) -> bool:
 def lack(error: BaseException) -> ResourceError | None:
     """What an error amounts to where it came of a lack of memory or disk space, whatever was made of it on the way."""
     found: BaseException | None = error
-    while found is not None:
+    # An error that is raised from itself has no first cause.
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
         if isinstance(found, ResourceError):
             return found
         if is_out_of_memory(found):
