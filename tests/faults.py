@@ -89,9 +89,11 @@ def prepare(place: Path) -> None:
 
 
 class Running:
-    """A command in a process and session of its own."""
+    """A command in a process and session of its own, in which something may be done first."""
 
-    def __init__(self, argv: list[str], place: Path, terminal: bool = False) -> None:
+    def __init__(
+        self, argv: list[str], place: Path, terminal: bool = False, first: Callable[[], None] = lambda: None
+    ) -> None:
         self.terminal = terminal
         self.reader, writer = pty.openpty() if terminal else (-1, os.open(place / "said", os.O_CREAT | os.O_RDWR))
         os.truncate(place / "said", 0) if not terminal else None
@@ -99,7 +101,7 @@ class Running:
         ready, listens = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _be_the_command(argv, place, writer, listens)
+            _be_the_command(argv, place, writer, listens, first)
         os.close(writer)
         os.close(listens)
         os.read(ready, 1)
@@ -146,7 +148,7 @@ def _heard(reader: int) -> bytes:
         return b""
 
 
-def _be_the_command(argv: list[str], place: Path, writer: int, listens: int) -> None:
+def _be_the_command(argv: list[str], place: Path, writer: int, listens: int, first: Callable[[], None]) -> None:
     code = 1
     try:
         os.setsid()
@@ -159,6 +161,7 @@ def _be_the_command(argv: list[str], place: Path, writer: int, listens: int) -> 
         os.chdir(place)
         signals.listen()
         os.close(listens)
+        first()
         main(argv)
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
@@ -187,7 +190,7 @@ def same(a: Snapshot, b: Snapshot) -> bool:
 
 
 def _content(name: str, data: bytes) -> object:
-    if not name.endswith(".npz"):
+    if not (name.endswith(".npz") and data.startswith(b"PK")):
         return data
     with np.load(BytesIO(data)) as arrays:
         return {key: arrays[key].tobytes() for key in arrays}

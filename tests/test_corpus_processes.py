@@ -207,6 +207,8 @@ def test_an_interrupt_ends_everything(model: Path, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Where tests run in the background of a script they inherit that interrupts are ignored, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     # Both workers, and the process that looks after them.
     started = samples.until(lambda: len(found := samples.children(process.pid)) >= 3 and found, every=0.1)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from headscope.corpus.fingerprint import Identity, differences, fingerprint
@@ -64,6 +64,10 @@ class Checkpoint:
 
     def close(self) -> None:
         """Leave it to others; what is finished stays."""
+        if self._is_held:
+            with suppress(OSError):  # something is in it, or it is gone already
+                self.folder.rmdir()
+                self.folder.parent.rmdir()
         self._held.close()
         self._is_held = False
 

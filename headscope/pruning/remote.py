@@ -6,7 +6,8 @@ The file subclasses the model's classes and cuts their parameters in `__init__`,
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME  # type: ignore[
 from transformers.utils.hub import HF_MODULES_CACHE
 
 from headscope.errors import InputError
+from headscope.files import passing
 from headscope.pruning.remote_source import PREFIX, STRUCTURAL, auto_classes, source_of
 from headscope.pruning.saved import KEY
 
@@ -51,7 +53,9 @@ def remote_auto(folder: Path) -> str:
     return str(names[-1])
 
 
-def forget_module(folder: Path) -> None:
-    """Remove what transformers put into its cache of modules when it loaded a model from a temporary directory."""
+@contextmanager
+def module_forgotten(folder: Path) -> Iterator[None]:
+    """What transformers puts into its cache of modules when it loads a model from a temporary directory goes again."""
     name = _sanitize_module_name(folder.name)
-    shutil.rmtree(Path(HF_MODULES_CACHE) / TRANSFORMERS_DYNAMIC_MODULE_NAME / name, ignore_errors=True)
+    with passing(Path(HF_MODULES_CACHE) / TRANSFORMERS_DYNAMIC_MODULE_NAME / name):
+        yield

@@ -19,7 +19,7 @@ from headscope.pruning.directory import check_directory, new_directory
 from headscope.pruning.plan import current_plan
 from headscope.pruning.probes import probes
 from headscope.pruning.proof import prove
-from headscope.pruning.remote import forget_module, remote_auto, write_remote_code
+from headscope.pruning.remote import module_forgotten, remote_auto, write_remote_code
 from headscope.pruning.report import Equivalence
 from headscope.pruning.restore import restore
 from headscope.pruning.save_report import FORMS, Form, SaveReport
@@ -175,8 +175,6 @@ def _load_again(model: PreTrainedModel, folder: Path, form: Form, cls: type[PreT
     if form == "structural":
         return load_model(str(folder), own_class=True, device=str(model.device)).model
     if form == "remote-code":
-        try:
+        with module_forgotten(folder):
             return load_plainly(folder, remote_auto(folder), device=model.device, trust_remote_code=True)
-        finally:
-            forget_module(folder)
     return load_plainly(folder, auto_name(cls, model.config) or cls.__name__, device=model.device)
