@@ -180,8 +180,9 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def of(found: Snapshot, output: str) -> Snapshot:
-    """The part of a snapshot that is one output."""
-    return {name: data for name, data in found.items() if name == output or name.startswith(f"{output}/")}
+    """The part of a snapshot that is one output, without what is hidden in it."""
+    inside = {name: data for name, data in found.items() if name == output or name.startswith(f"{output}/")}
+    return {name: data for name, data in inside.items() if "/." not in name}
 
 
 def same(a: Snapshot, b: Snapshot) -> bool:
@@ -269,7 +270,8 @@ class Trial:
             yield "it ended well without its results"
         if len(states) > 1 and kind != "KILL":
             yield "one result is new and another is not"
-        rest = [name for name in hidden(os.listdir(self.place / "out")) if not name.endswith(".parts")]
+        below = [p.name for p in (self.place / "out").rglob("*") if not p.parent.name.endswith(".parts")]
+        rest = [name for name in hidden(below) if not name.endswith(".parts")]
         if kind != "KILL" and rest:
             yield f"left behind: {rest}"
 
@@ -280,7 +282,7 @@ class Trial:
         now = snapshot(self.place / "out")
         if ended.code != 0 or not same({k: v for k, v in now.items() if k in self.new}, self.new):
             yield f"not the same the next time: code {ended.code}, {ended.said[-500:]!r}"
-        if left := hidden(os.listdir(self.place / "out")):
+        if left := hidden([path.name for path in (self.place / "out").rglob("*")]):
             yield f"left behind the next time: {left}"
 
 
