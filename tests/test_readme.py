@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
 from headscope.cli.main import app
+from tests.warm import warm
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -56,15 +57,13 @@ TOUR = [block for block in blocks("bash") if block not in (*INSTALL, *LONG, *(co
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment whose `headscope` is this one, run by this interpreter."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """An environment whose `headscope` is this one, in processes that do not wait for imports."""
     folder = tmp_path_factory.mktemp("bin")
-    command = folder / "headscope"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m headscope "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
     keep = {name: value for name, value in os.environ.items() if name not in ("HEADSCOPE_MODEL", "FORCE_COLOR")}
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    return {**keep, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    with warm(folder):
+        yield {**keep, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 
 
 def run(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -105,7 +104,7 @@ def test_the_long_commands_work_on_little_text(script: str, tmp_path: Path, envi
 @pytest.mark.parametrize("code", blocks("python"))
 def test_the_python_examples_work(code: str, tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "example.py").write_text(code, encoding="utf-8")
-    done = run(f'"{sys.executable}" example.py', tmp_path, environment)
+    done = run("headscope example.py", tmp_path, environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
