@@ -47,6 +47,19 @@ class CheckError(HeadscopeError):
     exit_code = 1
 
 
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], what: str) -> None:
+    """Refuse an argument of another kind; None passes.
+
+    Args:
+        what: The kinds in words.
+
+    Raises:
+        InputError: It names the argument and what it is.
+    """
+    if value is not None and not isinstance(value, kinds):
+        raise InputError(f"{name} is a {type(value).__name__}, not {what}", f"give {what}")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is a failed allocation, of Python, NumPy, torch on any device, or the system."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

@@ -24,9 +24,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from headscope.attention.shapes import (
     check_attention_shapes,
+    check_batch,
     check_broadcast,
     check_head_groups,
     check_shape,
+    check_sizes,
     check_width,
     mask_position_for_heads,
 )
@@ -63,6 +65,7 @@ def split_heads(x: ArrayLike, num_heads: int) -> Array:
         ValueError: The last axis is not a multiple of `num_heads`.
     """
     x = _float64(x)
+    check_sizes("split_heads", {"num_heads": num_heads})
     if x.shape[-1] % num_heads:
         raise ValueError(f"split_heads: width {x.shape[-1]} is not a multiple of {num_heads} heads")
     width = x.shape[-1] // num_heads
@@ -240,8 +243,9 @@ class MultiHeadAttention:
         seed: Of the random weights, normal with variance 1/d_in.
 
     Raises:
-        ValueError: d_model is not a multiple of num_heads and no head_dim is given, or num_kv_heads does not divide
-            num_heads.
+        TypeError: A size is no whole number.
+        ValueError: d_model is not a multiple of num_heads and no head_dim is given, num_kv_heads does not divide
+            num_heads, or a size is less than 1.
     """
 
     def __init__(
@@ -259,6 +263,9 @@ class MultiHeadAttention:
         sinks: ArrayLike | None = None,
         seed: int = 0,
     ) -> None:
+        sizes = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        sizes |= {"head_dim": head_dim, "value_dim": value_dim, "context_dim": context_dim}
+        check_sizes("MultiHeadAttention", sizes)
         if head_dim is None and d_model % num_heads:
             raise ValueError(f"MultiHeadAttention: d_model {d_model} is not a multiple of {num_heads} heads")
         self.d_model = d_model
@@ -330,6 +337,7 @@ class MultiHeadAttention:
             check_shape("MultiHeadAttention", name, np.shape(getattr(self, name)), shape)
         check_width("MultiHeadAttention", "x", x.shape, self.d_model)
         check_width("MultiHeadAttention", "context", context.shape, self.context_dim)
+        check_batch("MultiHeadAttention", {"x": x.shape[:-2], "context": context.shape[:-2]})
 
 
 def _float64(x: ArrayLike) -> Array:

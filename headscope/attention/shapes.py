@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from numbers import Integral
+from typing import Any
 
 
 def check_attention_shapes(operation: str, query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> None:
@@ -15,11 +18,12 @@ def check_attention_shapes(operation: str, query: Sequence[int], key: Sequence[i
         value: Shape (…, kv_heads, n_k, d_v).
 
     Raises:
-        ValueError: An axis is missing, widths or lengths differ, or the heads cannot be shared out evenly.
+        ValueError: An axis is missing, widths, lengths or batches differ, or the heads cannot be shared out evenly.
     """
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) < 3:
             raise ValueError(f"{operation}: {name} needs axes (…, heads, length, width), got shape {tuple(shape)}")
+    check_batch(operation, {"query": query[:-3], "key": key[:-3], "value": value[:-3]})
     if query[-1] != key[-1]:
         raise ValueError(f"{operation}: query and key differ in width: {tuple(query)} and {tuple(key)}")
     if key[-3:-1] != value[-3:-1]:
@@ -35,6 +39,34 @@ def check_head_groups(operation: str, num_heads: int, num_kv_heads: int) -> None
     """
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"{operation}: {num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
+
+
+def check_sizes(operation: str, sizes: Mapping[str, Any]) -> None:
+    """Check that sizes are whole numbers from 1 up; None passes.
+
+    Raises:
+        TypeError: One is no whole number.
+        ValueError: One is less than 1.
+    """
+    for name, size in sizes.items():
+        if size is None:
+            continue
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"{operation}: {name} must be a whole number, got {size!r}")
+        if int(size) < 1:
+            raise ValueError(f"{operation}: {name} must be 1 or more, got {size}")
+
+
+def check_batch(operation: str, batches: Mapping[str, Sequence[int]]) -> None:
+    """Check that the batch axes of several arrays go together: each is the same size in all of them, or 1.
+
+    Raises:
+        ValueError: They do not.
+    """
+    for sizes in zip_longest(*(reversed(axes) for axes in batches.values()), fillvalue=1):
+        if len(set(sizes) - {1}) > 1:
+            said = " and ".join(f"{name} {tuple(axes)}" for name, axes in batches.items())
+            raise ValueError(f"{operation}: the batches differ: {said}")
 
 
 def check_shape(operation: str, name: str, shape: Sequence[int], expected: Sequence[int]) -> None:

@@ -7,6 +7,8 @@ float16, and autograd. Below float32, the softmax alone is computed in float32, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +51,7 @@ def attention_torch(
     Raises:
         ValueError: Shapes that do not fit, or a mask that is not boolean.
     """
+    check_tensors("attention_torch", {"query": query, "key": key, "value": value})
     check_attention_shapes("attention_torch", query.shape, key.shape, value.shape)
     num_heads = query.shape[-3]
     key = key.repeat_interleave(num_heads // key.shape[-3], dim=-3)  # (…, heads, n_k, d_k)
@@ -131,6 +134,7 @@ def efficient_mha(
     for name, argument in (("softcap", softcap), ("sinks", sinks)):
         if argument is not None:
             raise ValueError(f"efficient_mha: {name} cannot be fused; use attention_torch")
+    check_tensors("efficient_mha", {"query": query, "key": key, "value": value})
     check_attention_shapes("efficient_mha", query.shape, key.shape, value.shape)
     scores_shape = (*query.shape[:-1], key.shape[-2])
     if causal and (mask is not None or bias is not None or query.shape[-2] != key.shape[-2]):
@@ -148,6 +152,23 @@ def efficient_mha(
     sees_nothing = mask.expand(*mask.shape[:-1], key.shape[-2]).all(dim=-1, keepdim=True)  # (…, n_q or 1, 1)
     # Kernels have differed in such rows: zeros, NaN, or the mean of all values.
     return context.masked_fill(sees_nothing, 0.0)
+
+
+def check_tensors(operation: str, tensors: Mapping[str, Any], weights: torch.dtype | None = None) -> None:
+    """Check that arguments are tensors of one dtype, that of the weights where there are any.
+
+    Raises:
+        TypeError: One is no tensor.
+        ValueError: Dtypes differ, where autocast does not make them one.
+    """
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{operation}: {name} must be a torch tensor, got {type(tensor).__name__}")
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()} | (
+        {} if weights is None else {"weights": weights}
+    )
+    if len(set(dtypes.values())) > 1 and not torch.is_autocast_enabled(next(iter(tensors.values())).device.type):
+        raise ValueError(f"{operation}: dtypes differ: {', '.join(f'{name} {kind}' for name, kind in dtypes.items())}")
 
 
 def _fused_mask(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from headscope.attention.reference import MultiHeadAttention
-from headscope.attention.shapes import check_width, mask_position_for_heads
-from headscope.attention.torch_attention import attention_torch, efficient_mha
+from headscope.attention.shapes import check_batch, check_width, mask_position_for_heads
+from headscope.attention.torch_attention import attention_torch, check_tensors, efficient_mha
 
 __all__ = ["MultiHeadAttentionTorch", "attention_torch", "efficient_mha"]
 
@@ -105,11 +105,14 @@ class MultiHeadAttentionTorch(nn.Module):
             output (…, n_q, d_model) and weights (…, heads, n_q, n_k), or None without `need_weights`.
 
         Raises:
-            ValueError: Shapes that do not fit, or a layer that cannot be fused.
+            TypeError: What is given is no tensor.
+            ValueError: Shapes or dtypes that do not fit, or a layer that cannot be fused.
         """
         context = x if context is None else context
+        check_tensors("MultiHeadAttentionTorch", {"x": x, "context": context}, self.W_q.dtype)
         check_width("MultiHeadAttentionTorch", "x", x.shape, self.W_q.shape[0])
         check_width("MultiHeadAttentionTorch", "context", context.shape, self.W_k.shape[0])
+        check_batch("MultiHeadAttentionTorch", {"x": x.shape[:-2], "context": context.shape[:-2]})
         if mask is not None and mask_position_for_heads("MultiHeadAttentionTorch", mask.ndim, x.ndim):
             mask = mask[..., None, :, :]  # (…, 1, n_q, n_k)
         query = _split(_project(x, self.W_q, self.b_q), self.num_heads)  # (…, heads, n_q, head_dim)

@@ -130,7 +130,7 @@ def heatmap(
                 head=head,
                 stack=stacks,
                 rules=rules,
-                metrics=metric or "core",
+                metrics="core" if metric is None else metric,
                 engine=engine,
                 max_length=max_length,
                 strict_length=strict_length,

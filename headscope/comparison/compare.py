@@ -22,7 +22,7 @@ from headscope.heads.interval import rough
 from headscope.heads.measuring import ENGINES
 from headscope.heads.metrics import chosen, plugin_versions, plugin_warnings
 from headscope.heads.rules import load_rules
-from headscope.models.selection import parse_selection
+from headscope.models.selection import check_count, check_seed, parse_selection
 from headscope.models.versions import versions
 from headscope.results import RuleInfo
 
@@ -101,8 +101,10 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
-    if max_rows < 1:
-        raise InputError(f"max_rows is {max_rows}, needs 1 or more", "give 1 or more")
+    for name, number in (("max_rows", max_rows), ("sample", sample), ("max_length", max_length)):
+        check_count(name, number)
+    check_count("batch_size", batch_size)
+    check_seed(seed)
     ways = Ways(
         layers=parse_selection("layer", layer),
         heads=parse_selection("head", head),

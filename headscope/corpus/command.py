@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -23,7 +23,7 @@ from headscope.corpus.runners import runner_for
 from headscope.corpus.texts import Texts
 from headscope.corpus.types import with_types
 from headscope.corpus.worker import load
-from headscope.errors import InputError
+from headscope.errors import HeadscopeError, InputError
 from headscope.files import together
 from headscope.heads.analysis import analyze
 from headscope.heads.catalogue.catalogue import check_files
@@ -170,7 +170,8 @@ def analyze_corpus(
         total = Total(lambda found: until is not None and narrow(found, job, until), Watch(report, texts.share, table))
         run(partitions(texts.records(), *partition), at_work, kept, total)
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
-        result = analysis_of(total.summary, job, info, texts.skipped)
+        with _over_if_it_fails(kept):
+            result = analysis_of(total.summary, job, info, texts.skipped)
         result = replace(result, warnings=(*result.warnings, *plugin_warnings(rules, metrics, job.shown)))
         if choice is not None:
             result = with_types(result, choice, total.summary, job, model, tokenizer, say)
@@ -206,6 +207,17 @@ def _check(
         raise InputError(f"partition is {partition}", "it is a number of texts and a number of characters, 1 or more")
     if resume and checkpoint is None:
         raise InputError("there is nothing to resume from", "give checkpoint, the directory of the run that was killed")
+
+
+@contextmanager
+def _over_if_it_fails(kept: Checkpoint | None) -> Iterator[None]:
+    """All texts are measured: nothing is left to go on with, and the same would come of it again."""
+    try:
+        yield
+    except HeadscopeError:
+        if kept is not None:
+            kept.remove()
+        raise
 
 
 def _place(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +43,7 @@ def identity(job: Job, loaded: LoadedModel | None, data: Mapping[str, Any]) -> I
         measured.pop(name)
     model = _files(job) if loaded is None else _held(loaded)
     # Through JSON, so that what was read from a file compares equal.
-    tokenizer = {} if job.tokenizer is None else _facts(Path(job.tokenizer).expanduser())
+    tokenizer = {} if job.tokenizer is None else _facts(Path(os.path.expanduser(job.tokenizer)))
     of_all = versions() | plugin_versions(job.shown)
     found: Identity = json.loads(
         json.dumps(

@@ -18,8 +18,10 @@ from headscope.corpus.processes import Processes
 from headscope.corpus.worker import Worker
 from headscope.errors import InputError
 from headscope.models.loading import LoadedModel
+from headscope.models.selection import check_count
 
 RUNNERS = ("local", "ray")
+_MOST_WORKERS = 1024
 
 
 class Runner(Protocol):
@@ -79,8 +81,7 @@ def runner_for(job: Job, loaded: LoadedModel | None, runner: str, workers: int, 
     """
     if runner not in RUNNERS:
         raise InputError(f"unknown runner {runner!r}", f"runners: {', '.join(RUNNERS)}")
-    if workers < 1:
-        raise InputError(f"workers is {workers}", "it is 1 or more")
+    check_count("workers", workers, most=_MOST_WORKERS)
     if ray_address is not None and runner != "ray":
         raise InputError("a Ray address goes with the runner ray", "give --runner ray")
     if loaded is not None and (runner != "local" or workers > 1):

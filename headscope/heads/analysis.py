@@ -31,7 +31,7 @@ from headscope.heads.sums import LayerSums
 from headscope.models.chosen_sites import select_sites
 from headscope.models.inputs import Prepared, prepare
 from headscope.models.loading import LoadedModel
-from headscope.models.selection import Selection, parse_selection
+from headscope.models.selection import Selection, check_seed, parse_selection
 from headscope.models.sites import find_sites
 from headscope.models.text_form import text_form
 from headscope.models.versions import versions
@@ -138,6 +138,7 @@ def analyze(
     if engine not in ENGINES:
         raise InputError(f"unknown engine '{engine}'", f"Engines: {', '.join(ENGINES)}.")
     check_maps(maps)
+    check_seed(seed)
     ids = token_ids(ids)
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headscope.attention.visibility import Target
 from headscope.capture.blocks import Rows
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.heads import plugins
 from headscope.heads.registry import DECORATED, METRICS, Metric, RowValues, metric, target_metric
 
@@ -164,6 +164,7 @@ def chosen(names: str) -> tuple[str, ...]:
     Raises:
         InputError: A name is not known or its metric cannot be loaded, or there is no name.
     """
+    check_type("metrics", names, str, "text such as 'core' or 'sink,entropy'")
     if names == "core":
         return CORE
     if names == "all":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headscope.capture.blocks import RowBlock, Rows
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.heads.statistics import Layer
 from headscope.heads.tokens import token_labels
 from headscope.models.inputs import Batch
@@ -26,6 +26,7 @@ Maps = bool | Literal["pooled", "mean"]
 
 def check_maps(maps: Maps) -> None:
     """Raises InputError for text that is neither `pooled` nor `mean`."""
+    check_type("maps", maps, (bool, str), "True, False, 'pooled' or 'mean'")
     if isinstance(maps, str) and maps not in ("pooled", "mean"):
         raise InputError(
             f"maps is {maps!r}",

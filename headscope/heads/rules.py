@@ -166,7 +166,7 @@ def load_rules(name: str | os.PathLike[str]) -> RuleSet:
         raise InputError(f"unknown rules {name!r}", f"Use {names} or the path of a .toml file.")
     path = os.fspath(name)
     try:
-        text = read_whole(path).decode("utf-8-sig")
+        text = read_whole(path, "rules file").decode("utf-8-sig")
     except ValueError as error:
         raise InputError(f"cannot read rules file {path!r}: {_reason(error)}", _HINT) from error
     return _parse(path, text, Path(path).stem)

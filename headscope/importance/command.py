@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
 from headscope.capture.outputs import Output, find_outputs
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.importance.examples import Examples, Source, read_examples
 from headscope.importance.method import Method, Task
 from headscope.importance.methods import method_named
@@ -20,7 +20,7 @@ from headscope.importance.texts import Data, Share, cut, deal, label_numbers, re
 from headscope.models.chosen_sites import select_sites
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel
-from headscope.models.selection import Selection, parse_selection
+from headscope.models.selection import Selection, check_count, check_seed, parse_selection
 from headscope.models.sites import find_sites
 from headscope.models.versions import versions
 from headscope.models.whole import whole_model
@@ -86,6 +86,9 @@ def head_importance(
     """
     chosen = method_named(method)
     _check(chosen, replace, units, normalise, tokens, data)
+    check_count("max_length", max_length)
+    check_count("batch_size", batch_size)
+    check_seed(seed)
     layers, heads = parse_selection("layer", layer), parse_selection("head", head)
     examples = None if data is None else read_examples(data, text_column=text_column)
     options = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
@@ -131,12 +134,12 @@ def _check(
         raise InputError(f"replace is {replace!r}", f"It is one of {', '.join(REPLACEMENTS)}.")
     if replace != "zero" and method.name != "ablation":
         raise InputError(f"{method.name} replaces nothing", "--with goes with --method ablation.")
-    if isinstance(units, str) or not units or not set(units) <= set(UNITS):
+    check_type("units", units, (list, tuple, set, frozenset), "a list of names")
+    if not units or not all(isinstance(u, str) and u in UNITS for u in units):
         raise InputError(f"units is {units!r}", f"Give some of {', '.join(UNITS)}.")
     if normalise and method.name in _NOT_BY_LAYER:
         raise InputError(f"{method.name} compares layers by size", "Leave --normalize out.")
-    if tokens is not None and tokens < 1:
-        raise InputError(f"tokens is {tokens}, needs 1 or more", "give 1 or more")
+    check_count("tokens", tokens)
     if method.needs_data and data is None:
         raise InputError(f"{method.name} scores heads on texts, and there are none", "Give --data FILE.")
 

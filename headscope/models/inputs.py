@@ -31,6 +31,7 @@ from headscope.models.loading import LoadedModel
 from headscope.models.media_inputs import media_example
 from headscope.models.model_tensors import on_device, padding, text_batch
 from headscope.models.ready_tensors import example_count, ready_axis
+from headscope.models.selection import check_count
 from headscope.models.signature import takes
 from headscope.models.text_form import PLAIN, TextForm
 from headscope.models.text_inputs import check_texts, id_sequences, shorten, text_sequences
@@ -75,8 +76,7 @@ def prepare(
     texts, decoder_texts = _several(texts, str), _several(decoder_texts, str)
     images, audio = _several(images, str | Path), _several(audio, str | Path)
     for name, number in (("max_length", max_length), ("batch_size", batch_size)):
-        if number is not None and number < 1:
-            raise InputError(f"{name} is {number}, needs 1 or more", "give a larger number")
+        check_count(name, number)
     check_kinds(loaded, texts, ids, decoder_texts, images, audio, tensors)
     if _added(loaded, form):
         check_continues(loaded)

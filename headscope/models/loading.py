@@ -31,6 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headscope.errors import ModelError, is_out_of_memory
 from headscope.models.checkpoint import explain_load_error, first_line, judge_load_report
+from headscope.models.given_tokenizer import given_tokenizer
 from headscope.models.model_classes import auto_class, concrete_class, own_class_of, writing_class
 from headscope.models.packaged import default_model_name
 from headscope.models.placement import pick_device, pick_dtype
@@ -186,6 +187,7 @@ def wrap_model(
     Without a `tokenizer` it is the one that `load` found with this model, else the one in the model's own directory
     where `model.name_or_path` is a local one. The Hub is never asked.
     """
+    tokenizer = given_tokenizer(tokenizer)
     if isinstance(tokenizer, str):
         tokenizer = _named_tokenizer(tokenizer, trust_remote_code=False)
     known = _companions.get(model)
@@ -343,6 +345,7 @@ def _add_companions(
     """Load processor and tokenizer, as far as the model needs them and they are there. None is required."""
     if takes_any(loaded.model, IMAGE_INPUTS + AUDIO_INPUTS):
         loaded.processor = _first_that_loads(_processor_classes(loaded.model), source, common)
+    tokenizer = given_tokenizer(tokenizer)
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         loaded.tokenizer = tokenizer
     elif tokenizer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.models.checkpoint import first_line
 
 
@@ -33,6 +33,7 @@ def pick_dtype(value: str | torch.dtype | None) -> str | torch.dtype:
     Raises:
         InputError: Not a floating-point dtype.
     """
+    check_type("dtype", value, (str, torch.dtype), "a torch dtype or its name")
     if value is None or value == "auto":
         return "auto"
     found = value if isinstance(value, torch.dtype) else getattr(torch, value.removeprefix("torch."), None)

@@ -13,6 +13,9 @@ from headscope.errors import InputError
 
 _ITEM = re.compile(r"(?P<single>-?[0-9]{1,9})|(?P<low>[0-9]{1,9})\s*-\s*(?P<high>[0-9]{1,9})")
 
+MOST = 10**9
+"""Of anything that is counted: more fits no machine."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -107,6 +110,28 @@ def whole_number(number: Any) -> int:
     if isinstance(number, bool):
         raise TypeError(f"{number} is not a number")
     return operator.index(number)
+
+
+def check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> None:
+    """Refuse what is no whole number from `least` to `most`; None passes.
+
+    Raises:
+        InputError: It names the argument and what was given.
+    """
+    if value is None:
+        return
+    try:
+        number = whole_number(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        needs = f"{least} or more" if number < least else f"{most} or less"
+        raise InputError(f"{name} is {reprlib.repr(value)}, needs {needs}", "give a whole number in that range")
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what random numbers cannot be made from. Raises InputError."""
+    check_count("seed", 0.5 if seed is None else seed, least=0, most=2**32 - 1)
 
 
 def _unreadable(what: str, value: str) -> InputError:

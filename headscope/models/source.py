@@ -12,7 +12,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
 
-from headscope.errors import ModelError
+from headscope.errors import ModelError, check_type
 from headscope.models import packaged
 
 REACH_SECONDS = 5.0
@@ -47,10 +47,11 @@ def find_source(name: str, revision: str | None = None) -> Source:
     """
     if not name.strip():
         raise ModelError("the model's name is empty", "give a hub id, a directory or a .gguf file")
-    path = Path(name).expanduser()
-    if path.is_dir():
+    # These know no error: of a user that does not exist, of a name that is too long.
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):
         return _directory(name, path)
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{name} is a file, not a model directory", "name the directory, or a .gguf file")
         return Source(str(path.parent), local=True, gguf_file=path.name)
@@ -71,6 +72,8 @@ def resolve(name: str | PathLike[str] | None, revision: str | None, *, weights: 
     Raises:
         ModelError: As `find_source`, or the packaged weights are not the published ones.
     """
+    named = os.fspath(name) if isinstance(name, os.PathLike) else name
+    check_type("model", named, str, "a hub id, a path or a transformers model")
     directory = packaged.packaged_directory()
     wanted = packaged.default_model_name() if name is None else os.fspath(name)
     if directory is not None and (wanted == packaged.SHORT_NAME or Path(wanted) == directory):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.errors import InputError
-from headscope.models.selection import whole_number
+from headscope.models.selection import check_count
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,7 @@ _NAMES = {
 def _check_generate(generate: int | None, present: set[str]) -> None:
     if generate is None:
         return
-    try:
-        number = whole_number(generate)
-    except TypeError as error:
-        raise InputError(f"generate is {generate!r}, not a number of tokens", "for example 20") from error
-    if number < 1:
-        raise InputError(f"generate is {number}, needs 1 or more", "leave it out to generate nothing")
+    check_count("generate", generate)
     for other in ("decoder_texts", "inputs"):
         if other in present:
             raise InputError(f"generating text and {_NAMES[other]} exclude each other", "give one of them")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.models.inputs import Batch, prepare
 from headscope.models.loading import LoadedModel
 from headscope.models.signature import takes
@@ -28,6 +28,7 @@ def verification_batch(
     """
     if inputs is not None:
         return prepare(loaded, tensors=inputs).batches[0]
+    check_type("text", text, (str, list, tuple), "one text or a list of texts")
     main = str(getattr(loaded.model, "main_input_name", "input_ids"))
     if main != "input_ids" and text is not None:
         raise InputError(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headscope.errors import InputError, ModelError
 from headscope.models.chosen_sites import select_sites
 from headscope.models.loading import LoadedModel
-from headscope.models.selection import parse_selection
+from headscope.models.selection import check_seed, parse_selection
 from headscope.models.sites import Site, find_sites
 from headscope.models.versions import versions
 from headscope.models.weights import read_weights
@@ -75,6 +75,7 @@ def verify(
     """
     if backend not in BACKENDS:
         raise InputError(f"unknown backend '{backend}'", f"Backends: {', '.join(BACKENDS)}.")
+    check_seed(seed)
     options = {
         "revision": revision,
         "device": device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 from headscope.capture.evaluation import evaluating
 from headscope.capture.outputs import find_outputs
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.importance.examples import Examples, Source, read_examples
 from headscope.importance.result import Importance
 from headscope.models.describe import describe
@@ -120,6 +121,7 @@ def prune(
         ModelError: The model cannot be loaded, or its heads cannot be removed exactly.
         ResourceError: Out of memory or disk; nothing half-written remains.
     """
+    check_type("heads", heads, (str, list, tuple, Mapping), "text such as '5:0,3', or heads by layer")
     examples = None if data is None else read_examples(data, text_column=text_column)
     guide = make_guide(
         scores=scores,
@@ -190,6 +192,7 @@ def _form(save_as: Form, pad: bool) -> Form:
 
 
 def _shapes(latency: bool | str) -> tuple[Shape, ...]:
+    check_type("latency", latency, (bool, str), "True, False or shapes such as '1x32'")
     if isinstance(latency, str):
         return parse_shapes(latency)
     return SHAPES if latency else ()

@@ -19,6 +19,7 @@ from headscope.importance.methods import method_named
 from headscope.importance.texts import Data
 from headscope.models.describe import describe
 from headscope.models.loading import LoadedModel
+from headscope.models.selection import check_count
 from headscope.models.versions import versions
 from headscope.models.whole import whole_model
 from headscope.pruning.choosing import Say, measured_without, scores_by
@@ -81,8 +82,8 @@ def prune_curve(
         raise InputError(f"unit is {unit!r}", f"It is {' or '.join(UNITS)}.")
     if data is None:
         raise InputError("a curve needs texts", "Give --data FILE.")
-    if seeds < 1 or min_per_layer < 1:
-        raise InputError(f"seeds is {seeds} and min_per_layer {min_per_layer}", "Each is 1 or more.")
+    check_count("seeds", seeds)
+    check_count("min_per_layer", min_per_layer)
     if not chosen or not shares or not all(0 < s < 1 for s in shares):
         raise InputError("a curve needs methods, and shares between 0 and 1", "give at least one of each")
     examples = read_examples(data, text_column=text_column)

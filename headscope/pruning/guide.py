@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.importance.examples import Examples
 from headscope.importance.method import Method
 from headscope.importance.methods import METHODS, method_named
@@ -14,12 +15,15 @@ from headscope.importance.result import Importance
 from headscope.importance.scores import read_scores
 from headscope.importance.texts import Data, Piece, Share, cut, deal, label_numbers, ready
 from headscope.models.loading import LoadedModel
+from headscope.models.selection import check_count, check_seed
 
 UNITS = ("head", "kv-group")
 # Tokens that each role takes at most; what a repair takes beside is up to the user.
 RANKING_TOKENS, JUDGING_TOKENS, REPAIR_TOKENS = 12_288, 8_192, 65_536
 # With fewer, a refit learns its texts by heart.
 ENOUGH_FOR_REPAIR = 25_000
+# More than any model has heads.
+_MOST_STEPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,14 @@ def make_guide(
     Raises:
         InputError: Something is missing, out of range, or excludes something else.
     """
+    counts = {"min_per_layer": min_per_layer, "repair_tokens": repair_tokens}
+    for name, count in (counts | {"max_length": max_length, "batch_size": batch_size}).items():
+        check_count(name, count)
+    check_count("steps", steps, most=_MOST_STEPS)
+    check_seed(seed)
+    if drop is not None and (isinstance(drop, bool) or not isinstance(drop, int | float)):
+        raise InputError(f"drop is {reprlib.repr(drop)}, not a share between 0 and 1", "write --drop 0.3")
+    check_type("scores", scores, (str, Path, Importance), "a file of scores, or what head_importance returns")
     known = None if method is None else method_named(method)
     bound = _share(until_drop) if until_drop is not None else None
     guide = Guide(
@@ -128,8 +140,6 @@ def _problems(guide: Guide) -> list[tuple[bool, str, str]]:
         ),
         (drop is not None and not 0 < drop < 1, f"drop is {drop}, not a share between 0 and 1", "write --drop 0.3"),
         (guide.unit is not None and guide.unit not in UNITS, f"unit is {guide.unit!r}", f"it is {' or '.join(UNITS)}"),
-        (guide.min_per_layer < 1, f"min_per_layer is {guide.min_per_layer}", "it is 1 or more"),
-        (guide.steps < 1, f"steps is {guide.steps}", "it is 1 or more"),
         (
             guide.steps > 1 and (guide.method is None or drop is None),
             "scores are taken in steps with a method and a drop only",
@@ -157,7 +167,7 @@ def _share(given: str | float) -> float:
     """`1%` or 0.01 as a number."""
     try:
         value = float(given.removesuffix("%")) / 100 if isinstance(given, str) and "%" in given else float(given)
-    except ValueError:
+    except (TypeError, ValueError):
         value = 0.0
     if not 0 < value < 10:
         raise InputError(f"until_drop is {given!r}, not a share", "write 1% or 0.01")

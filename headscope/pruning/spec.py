@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 
 GRAMMAR = "Write 5:0,3;7:1-4, L5H3, 5:all, or with a stack: encoder.0:1."
 
@@ -45,6 +45,8 @@ def parse_heads(text: str | Sequence[str], valid: str | None = None) -> tuple[Re
         InputError: It does not parse; the hint is the grammar, with `valid`.
     """
     texts = [text] if isinstance(text, str) else list(text)
+    for one in texts:
+        check_type("one of heads", one, str, "text such as '5:0,3'")
     hint = GRAMMAR if valid is None else f"{GRAMMAR} {valid}"
     groups = [group for t in texts for group in "".join(t.split()).split(";")]
     if not any(groups):

@@ -11,19 +11,23 @@ from headscope.reading.lines import LONGEST
 from headscope.reading.sources import cannot_read
 
 
-def read_whole(path: str | PathLike[str]) -> bytes:
+def read_whole(path: str | PathLike[str], what: str = "") -> bytes:
     """All bytes of a file.
+
+    Args:
+        what: What messages call it before its path.
 
     Raises:
         InputError: It cannot be read, or is longer than `LONGEST`, as devices are that never end.
     """
+    name = f"{what} {fspath(path)}".strip()
     try:
         with Path(path).open("rb") as file:
-            return bytes_of(file, fspath(path))
+            return bytes_of(file, name)
     except OSError as error:
-        raise cannot_read(fspath(path), error) from error
+        raise cannot_read(name, error) from error
     except ValueError as error:  # a null byte in the path
-        raise InputError(f"cannot read {fspath(path)!r}: {error}", "check the path") from error
+        raise InputError(f"cannot read {name}: {error}", "check the path") from error
 
 
 def bytes_of(file: BinaryIO, name: str) -> bytes:

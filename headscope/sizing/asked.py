@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from headscope.errors import InputError
 from headscope.models.placement import pick_dtype
+from headscope.models.selection import check_count
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         for name, value in (("length", self.length), ("batch_size", self.batch_size)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}", "it is 1 or more")
+            check_count(name, value)
         pick_dtype(self.dtype)
 
     def dtype_of(self, config: Any) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headscope.errors import InputError, ModelError
 from headscope.models.loading import FoundConfig, read_config
 from headscope.models.model_classes import own_class_of
+from headscope.models.selection import MOST, check_count
 from headscope.models.versions import versions
 from headscope.sizing.asked import Asked
 from headscope.sizing.configs import ConfigStack, config_stacks
@@ -23,6 +24,8 @@ from headscope.sizing.skeleton import build_skeleton
 from headscope.sizing.stacks import model_rows
 
 Model = str | PathLike[str] | PreTrainedConfig | PreTrainedModel
+# Each is a row in memory.
+_MOST_LAYERS = 100_000
 
 
 def size(
@@ -202,8 +205,7 @@ def _layer(layer: int, shape: Shape, kept: int, window: int | None) -> LayerSize
 
 def _checked(numbers: dict[str, int | None]) -> tuple[int, int, int]:
     for label, value in numbers.items():
-        if value is not None and value < 1:
-            raise InputError(f"{label} is {value}", "it is 1 or more")
+        check_count(label, value, most=_MOST_LAYERS if label == "num_layers" else MOST)
     needed = {label: numbers[label] for label in ("hidden_size", "num_heads", "num_layers")}
     missing = [label for label, value in needed.items() if value is None]
     if missing:

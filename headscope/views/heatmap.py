@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.heads.medium import Heard, Medium, Seen
 from headscope.results import MOST_CELLS, Analysis, AttentionMap
 from headscope.views.heatmaps import DPI, picture
@@ -69,6 +69,11 @@ def heatmap(
     Raises:
         InputError: An argument is wrong, or the analysis has not what the picture needs.
     """
+    check_type("analysis", analysis, Analysis, "what headscope.analyze returns")
+    for name, number in (("layer", layer), ("head", head), ("query", query)):
+        check_type(name, number, Integral, "a whole number")
+    for name, text in (("kind", kind), ("stack", stack), ("metric", metric)):
+        check_type(name, text, str, "a name")
     kind = kind or ("heads" if analysis.maps else "map")
     check_arguments(kind, file_format, dpi, cmap, vmax)
     whole = kind in ("map", "similarity")

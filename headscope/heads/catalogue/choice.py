@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import InputError
+from headscope.errors import InputError, check_type
 from headscope.heads.catalogue.text_types import TEXT_TYPES, TextType
 
 
@@ -114,6 +114,8 @@ def choose(
         InputError: No such type; a file that is missing, or of no use to what is asked for.
     """
     given = {"conllu": conllu, "mentions": mentions, "haystack": haystack, "needles": needles}
+    for name, path in given.items():
+        check_type(name, path, (str, os.PathLike), "the path of a file")
     files = {name: Path(path) for name, path in given.items() if path is not None}
     if types is None:
         if files:
@@ -121,7 +123,11 @@ def choose(
         if not ablate:
             return None
         types = _ABLATED
-    names = [n.strip() for n in (types.split(",") if isinstance(types, str) else types) if n.strip()]
+    check_type("types", types, (str, list, tuple, set, frozenset), "names with commas, or a list of them")
+    several = types.split(",") if isinstance(types, str) else list(types)
+    for one in several:
+        check_type("one of types", one, str, "a name")
+    names = [n.strip() for n in several if n.strip()]
     known = (*TEXT_TYPES, *PROBE_TYPES)
     wanted = _named(names, known)
     if ablate and _ABLATED not in wanted:
@@ -144,7 +150,7 @@ def _named(names: Sequence[str], known: Sequence[str]) -> set[str]:
 
 def _check_files(wanted: set[str], files: dict[str, Path], named: set[str]) -> None:
     for name, path in files.items():
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise InputError(f"--{name}: there is no file {path}", "check the path")
         reading = [t.name for t in PROBE_TYPES.values() if name in t.files]
         if not wanted & set(reading):

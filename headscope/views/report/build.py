@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from headscope.errors import InputError, ResourceError, is_disk_full
+from headscope.errors import InputError, ResourceError, check_type, is_disk_full
 from headscope.files import new_file
 from headscope.files.links import own_place
 from headscope.pruning.curve_result import Curve
@@ -102,6 +102,10 @@ def report(
             written.
     """
     bokeh = bokeh_script()
+    check_type("analysis", analysis, Analysis, "what headscope.analyze returns")
+    if importance is not None and not hasattr(importance, "kv_groups"):  # its class would bring torch along
+        raise InputError(f"importance is a {type(importance).__name__}", "give what head_importance returns")
+    check_type("curve", curve, (str, PathLike, Curve), "a file, or what prune_curve returns")
     losses = None if curve is None else losses_of(curve)
     matrices = compact(analysis.maps)
     data = embedded(page_data(analysis, matrices, importance, plot_items(losses)))
