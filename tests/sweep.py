@@ -30,6 +30,8 @@ _UNFORESEEN = re.compile(r"^error: \w*(Error|Exception|Interrupt|Exit)\b|--debug
 _OTHER_LINES = re.compile(r"(warning|note): ")
 _LONGEST_LINE = 2100
 TEXT = "the cat sat on the mat"
+# As it is before anything stands in its place.
+_APP = entry.app
 
 
 def examples(count: int) -> settings:
@@ -82,6 +84,15 @@ class Room:
         path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
         return str(path)
 
+    def built(self, name: str) -> str:
+        """The directory of a family of `fixtures`."""
+        from fixtures import build
+
+        if not (self.root / name).exists():
+            with quiet():
+                build.save(name, self.root / name)
+        return str(self.root / name)
+
     def out(self, name: str) -> str:
         """A place in the folder for results."""
         return str(self.root / "out" / name)
@@ -90,13 +101,15 @@ class Room:
         """Run a command line; what it wrote is taken away again."""
         watched = [self.root / name for name in ("out", "tmp", "cache")]
         before = _listing(watched)
-        with _streams(stdin) as (out, err), _places(self.root), pytest.raises(SystemExit) as exited:
-            entry.main(list(argv))
+        with _streams(stdin) as (out, err), _places(self.root):
+            with pytest.raises(SystemExit) as exited:
+                entry.main(list(argv))
+            said, complained = out.getvalue(), err.getvalue().decode()
         left = tuple(sorted(_listing(watched) ^ before))
         for path in sorted(_listing(watched) - before, reverse=True):
             Path(path).rmdir() if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
         code = exited.value.code
-        return Outcome(code if isinstance(code, int) else int(code or 0), out.getvalue(), err.getvalue().decode(), left)
+        return Outcome(code if isinstance(code, int) else int(code or 0), said, complained, left)
 
     def judged(self, *argv: str, stdin: bytes = b"") -> Outcome:
         """Run a command line that may be right or wrong, and see that it keeps to the contract either way."""
@@ -157,7 +170,7 @@ def _problems(outcome: Outcome) -> Iterator[str]:
 @cache
 def _command() -> Callable[..., Any]:
     """The command line's parser; to build it takes longer than most of these command lines."""
-    return typer.main.get_command(entry.app)
+    return typer.main.get_command(_APP)
 
 
 def _app(args: Any, prog_name: str, standalone_mode: bool) -> Any:
