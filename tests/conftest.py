@@ -6,6 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -24,6 +25,11 @@ from fixtures.families import FAMILIES
 from fixtures.texts import cut_texts
 
 torch.set_num_threads(1)
+
+# What was started in the background of a script, or by `nohup`, ignores signals, and so would what tests start.
+for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
 TEXT_LIMITS = (3, 8, 40, 150, 512)
 

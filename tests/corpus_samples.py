@@ -59,7 +59,7 @@ def cut(data: Path, texts_each: int) -> Iterator[Partition]:
     return partitions(open_corpus(data).records(), texts_each, 100_000)
 
 
-def until(condition: Callable[[], Any], *, seconds: float = 60.0, every: float = 0.005) -> Any:
+def until(condition: Callable[[], Any], *, seconds: float = 180.0, every: float = 0.005) -> Any:
     """What `condition` gives, as soon as it is true of it."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -135,4 +137,10 @@ def _again_if_swallowed(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
         return
     number, _state.came = _state.came, None
-    threading.Timer(_SECONDS, os.kill, [os.getpid(), number]).start()
+    # `Thread.start` waits for the thread, and where the machine is busy the interrupt would come while it does.
+    _thread.start_new_thread(_send_later, (number,))
+
+
+def _send_later(number: int) -> None:
+    time.sleep(_SECONDS)
+    os.kill(os.getpid(), number)
