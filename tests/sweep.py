@@ -201,7 +201,7 @@ def _places(root: Path) -> Iterator[None]:
 
 
 def _listing(folders: list[Path]) -> set[str]:
-    """All that is there, but for what is not ours: compilers of torch, and fonts of matplotlib."""
+    """All that is there, but for the cache's own folder, and what is not ours: of torch's compiler, of matplotlib."""
     found = {str(path) for folder in folders for path in folder.rglob("*")}
-    kept = ("torchinductor", "matplotlib")
-    return {path for path in found if not any(f"/{name}" in path for name in kept)}
+    kept = re.compile(r"/torchinductor|/matplotlib|/cache/headscope(/corpus)?$")
+    return {path for path in found if not kept.search(path)}

@@ -79,6 +79,13 @@ def test_strange_texts_with_a_small_vocabulary(kind: str, room: Room) -> None:
     assert room.judged("verify", "-m", room.bert, "-f", "json", f"--text={STRANGE[kind]}").code in (0, 2, 3)
 
 
+def test_a_corpus_that_the_tokenizer_does_not_know_leaves_nothing_to_go_on_with(room: Room) -> None:
+    unknown = room.file("unknown.txt", "qqq zzz\nxxx\n")
+    for output in ((), ("-o", room.out("heads.csv"))):
+        said = room.refused("analyze", "-m", room.bert, "--data", unknown, *output, codes=(3,))
+        assert "knows none of the texts" in said and "--resume" not in said
+
+
 @pytest.mark.parametrize("model", ["bert", "llama"])
 def test_100_000_tokens_are_cut_and_said_so_or_refused(model: str, room: Room) -> None:
     file = room.file("long.txt", LONG)
@@ -124,5 +131,5 @@ def test_the_python_api_takes_the_same_texts(text: str, room: Room) -> None:
 
 
 CASES = (
-    7 * len(BLANK + BROKEN) + len(STRANGE) * (len(MANNERS) + 3) + 6 + 3 * len(NO_IDS) + 2 * RANDOM + 2 * (RANDOM // 3)
+    7 * len(BLANK + BROKEN) + len(STRANGE) * (len(MANNERS) + 3) + 8 + 3 * len(NO_IDS) + 2 * RANDOM + 2 * (RANDOM // 3)
 )

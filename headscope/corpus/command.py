@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -20,6 +20,7 @@ from headscope.corpus.progress import Progress, Watch
 from headscope.corpus.result import analysis_of, narrow
 from headscope.corpus.run import Total, run
 from headscope.corpus.runners import runner_for
+from headscope.corpus.summary import Summary
 from headscope.corpus.texts import Texts
 from headscope.corpus.types import with_types
 from headscope.corpus.worker import load
@@ -33,7 +34,7 @@ from headscope.heads.metrics import chosen, plugin_warnings
 from headscope.heads.pictures import Maps, check_maps
 from headscope.heads.rules import load_rules
 from headscope.models.selection import parse_selection
-from headscope.reading import Data, open_corpus
+from headscope.reading import Data, Skipped, open_corpus
 from headscope.results import Analysis, CorpusInfo
 
 
@@ -170,8 +171,7 @@ def analyze_corpus(
         total = Total(lambda found: until is not None and narrow(found, job, until), Watch(report, texts.share, table))
         run(partitions(texts.records(), *partition), at_work, kept, total)
         info = CorpusInfo(corpus.name, texts.skipped.count + total.summary.skipped, sample, until, total.stopped, seed)
-        with _over_if_it_fails(kept):
-            result = analysis_of(total.summary, job, info, texts.skipped)
+        result = _analysis(kept, total.summary, job, info, texts.skipped)
         result = replace(result, warnings=(*result.warnings, *plugin_warnings(rules, metrics, job.shown)))
         if choice is not None:
             result = with_types(result, choice, total.summary, job, model, tokenizer, say)
@@ -209,11 +209,10 @@ def _check(
         raise InputError("there is nothing to resume from", "give checkpoint, the directory of the run that was killed")
 
 
-@contextmanager
-def _over_if_it_fails(kept: Checkpoint | None) -> Iterator[None]:
-    """All texts are measured: nothing is left to go on with, and the same would come of it again."""
+def _analysis(kept: Checkpoint | None, summary: Summary, job: Job, info: CorpusInfo, skipped: Skipped) -> Analysis:
+    """The result. Where there is none, what is finished goes: all is measured, and the same would come of it again."""
     try:
-        yield
+        return analysis_of(summary, job, info, skipped)
     except HeadscopeError:
         if kept is not None:
             kept.remove()
