@@ -75,7 +75,9 @@ def save_pruned(
             for companion in (companions.tokenizer, companions.processor):
                 if companion is not None:
                     companion.save_pretrained(folder)
-        equivalence, params = _compare(model, folder, form, type(saved))
+        # transformers may read the code of the file once more, for another attention implementation.
+        with module_forgotten(folder):
+            equivalence, params = _compare(model, folder, form, type(saved))
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     plan = current_plan(saved)
     return SaveReport(str(directory), form, plan.heads, plan.zeroed, params, size, equivalence, tuple(notes))
@@ -175,6 +177,5 @@ def _load_again(model: PreTrainedModel, folder: Path, form: Form, cls: type[PreT
     if form == "structural":
         return load_model(str(folder), own_class=True, device=str(model.device)).model
     if form == "remote-code":
-        with module_forgotten(folder):
-            return load_plainly(folder, remote_auto(folder), device=model.device, trust_remote_code=True)
+        return load_plainly(folder, remote_auto(folder), device=model.device, trust_remote_code=True)
     return load_plainly(folder, auto_name(cls, model.config) or cls.__name__, device=model.device)
