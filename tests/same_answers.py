@@ -37,6 +37,7 @@ def run_all(decoder: str, encoder: str) -> dict[str, int]:
 
 
 def _run(name: str, argv: list[str]) -> int:
+    sys.argv = ["headscope", *argv]  # the page shows it
     with open(f"{name}.out", "w", encoding="utf-8") as out, open(f"{name}.err", "w", encoding="utf-8") as err:
         try:
             with redirect_stdout(out), redirect_stderr(err):

@@ -106,6 +106,7 @@ def here(tmp_path_factory, family_dir):
     folder = tmp_path_factory.mktemp("here")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(sys, "argv", [])
         codes = same_answers.run_all(str(family_dir("llama")), str(family_dir("bert")))
     assert codes == dict.fromkeys(same_answers.COMMANDS, 0)
     return lasting(folder)
