@@ -470,8 +470,8 @@ def test_a_chat_about_an_image_is_continued(llava: tuple[LoadedModel, Path, Path
         ({"texts": "a", "generate": 2, "decoder_texts": "b"}, "exclude"),
         ({"inputs": {"input_ids": torch.ones(1, 2)}, "generate": 2}, "exclude"),
         ({"texts": "a", "generate": 0}, "needs 1 or more"),
-        ({"texts": "a", "generate": True}, "not a number"),
-        ({"texts": "a", "generate": 1.5}, "not a number"),
+        ({"texts": "a", "generate": True}, "needs 1 or more"),
+        ({"texts": "a", "generate": 1.5}, "needs 1 or more"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_loading(given: dict[str, Any], said: str) -> None:

@@ -22,6 +22,7 @@ from headscope.views.curve import curve_csv
 from headscope.views.report.build import report
 from headscope.views.report.curve_file import losses_of
 from headscope.views.report.matrices import MOST_BYTES, cells_allowed, compact
+from headscope.views.report.plots import plot_items
 from headscope.views.text import token_label, visible
 from tests.importance_samples import curve, importance
 from tests.report_samples import EVIL, Page, hostile, over_texts, small, with_types
@@ -54,6 +55,24 @@ def test_every_number_of_the_analysis_is_in_the_page() -> None:
         marked = [name for name in record.metrics if (columns[name]["at_chance"] or [None] * (i + 1))[i]]
         assert marked == list(record.at_chance)
         assert columns["stability"]["values"][i] == record.stability
+
+
+def test_the_same_analysis_is_the_same_page() -> None:
+    """Also in one process, where Bokeh counts on; what is drawn refers to nothing but itself."""
+    pages = [report(small(), curve=curve()).html for _ in range(2)]
+    assert pages[0] == pages[1]
+    items = plot_items(losses_of(curve()))
+    made, named = set(), set()
+
+    def look(found: object) -> None:
+        for value in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+            look(value)
+        if isinstance(found, dict) and isinstance(found.get("id"), str):
+            (made if "type" in found or "name" in found else named).add(found["id"])
+
+    look(list(items.values()))
+    assert made and named and named <= made
+    assert {item["root_id"] for item in items.values()} <= made and len(items) == 3
 
 
 def test_what_was_not_measured_is_null() -> None:

@@ -46,7 +46,22 @@ def plot_items(losses: Losses | None) -> dict[str, Any]:
     if losses is not None:
         plots["curve"] = curve_plot(losses)
     # A plot gets its element, by the same name, when the script puts it there.
-    return {name: json_item(plot) for name, plot in plots.items()}
+    ids: dict[str, str] = {}
+    return {name: _renumbered(json_item(plot), ids) for name, plot in plots.items()}
+
+
+def _renumbered(found: Any, ids: dict[str, str]) -> Any:
+    """Bokeh counts its models over the life of the process; here from the first of the page, so that pages repeat."""
+    if isinstance(found, list):
+        return [_renumbered(item, ids) for item in found]
+    if not isinstance(found, dict):
+        return found
+    return {
+        key: ids.setdefault(value, f"p{1000 + len(ids)}")
+        if key in ("id", "root_id") and isinstance(value, str)
+        else _renumbered(value, ids)
+        for key, value in found.items()
+    }
 
 
 def _figure(name: str, **options: Any) -> figure:
