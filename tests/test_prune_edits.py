@@ -128,6 +128,13 @@ def test_zeroing_writes_those_entries_and_no_others(shape: tuple[int, ...], data
     assert np.array_equal(weight.detach().numpy().reshape(flat.shape), flat)
 
 
+def test_a_weight_that_loses_nothing_is_not_written() -> None:
+    module = nn.Linear(6, 4)
+    before = module.weight._version
+    Zero(Slot(module, "weight"), 1, torch.tensor([], dtype=torch.long)).apply()
+    assert module.weight._version == before
+
+
 def test_zeroing_needs_no_values() -> None:
     module = nn.Linear(6, 4, device="meta")
     Zero(Slot(module, "weight"), 1, torch.tensor([0, 5])).apply()

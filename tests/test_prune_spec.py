@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headscope.errors import InputError
 from headscope.pruning.groups import Groups
-from headscope.pruning.spec import Request, parse_heads, write_heads
+from headscope.pruning.spec import GRAMMAR, Request, parse_heads, write_heads
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,13 @@ def test_says_what_cannot_be_read_and_what_is_valid(text: str, message: str) -> 
         parse_heads(text, "Valid: layers 0-2, heads 0-3.")
     assert message in caught.value.message
     assert caught.value.hint is not None and caught.value.hint.endswith("Valid: layers 0-2, heads 0-3.")
+
+
+def test_without_a_model_the_hint_is_the_grammar() -> None:
+    for text in ("x", ["0:1", "x"]):
+        with pytest.raises(InputError, match="cannot read 'x' in --heads") as caught:
+            parse_heads(text)
+        assert caught.value.hint == GRAMMAR
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.integers(0, 99))

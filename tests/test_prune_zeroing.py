@@ -98,6 +98,23 @@ def test_a_plan_lists_the_modules_that_change_and_no_others() -> None:
     assert current_plan(build_family("bert")).heads == {}
 
 
+@pytest.mark.parametrize(
+    ("heads", "bad"), [({0: [0, 4]}, 4), ("0:0-9", 9), ("0:2;0:3-4", 4), ({0: [-1]}, -1), ({0: [3, -2]}, -2)]
+)
+def test_the_head_that_does_not_exist_is_named(heads, bad: int) -> None:
+    with pytest.raises(InputError, match=f"head {bad} does not exist in layer 0 of self: its heads are 0-3"):
+        make_plan(build_family("bert"), heads)
+
+
+def test_heads_that_are_named_twice_are_noted_once_each() -> None:
+    plan = make_plan(build_family("bert"), "0:1,1,2;0:2-3;1:0")
+    assert plan.heads == {"self.0": (1, 2, 3), "self.1": (0,)}
+    assert plan.notes == (
+        "self.0: head 1 is named more than once and taken once",
+        "self.0: head 2 is named more than once and taken once",
+    )
+
+
 def test_zeroing_all_removes_none() -> None:
     model = build_family("llama")
     plan = make_plan(model, "0:0,1,5;1:all", zero_all=True)
@@ -138,6 +155,30 @@ def test_a_plan_that_is_prepared_has_changed_nothing() -> None:
     assert [len(e.cuts) for e in edits] == [4, 0], "q, k, v and o; heads that only turn to zero cut nothing"
     assert [len(e.zeros) for e in edits] == [1, 1] and edits[1].sets == []
     assert edits[1].zeros[0].index.tolist() == list(range(8)) and len(edits[0].zeros[0].index) == 0
+    (later,) = prepare(model, make_plan(model, "0:1,4,6", ragged="mask"))
+    # Head 1 left, so heads 4 and 6 would be third and fifth; one of them stays.
+    assert later.zeros[0].index.tolist() == list(range(24, 32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "reason"),
+    [
+        ("LEDEncoderSelfAttention", "transformers.models.led.modeling_led", "the width of its input"),
+        ("Attention", "transformers.models.fsmt.modeling_fsmt", "heads together from its input"),
+        ("AutoformerAttention", "somewhere.else", "delays by the mean over all heads"),
+    ],
+)
+def test_kinds_that_cannot_be_cut_are_known_by_class_and_file(kind: str, module: str, reason: str) -> None:
+    model = build_family("bert")
+    own = model.encoder.layer[0].attention.self
+    own.__class__ = type(kind, (type(own),), {"__module__": module})
+    plan = make_plan(model, "0:1")
+    with pytest.raises(NotPlain, match=reason) as caught:
+        apply(model, plan)
+    assert "--save-as masked" in caught.value.hint and kind in caught.value.message
+    own.__class__ = type("Attention", (type(own),), {"__module__": "transformers.models.other.modeling_other"})
+    apply(model, plan)
+    assert own.query.weight.shape == (24, 32)
 
 
 # ------------------------------------------------------------------ caches

@@ -68,9 +68,9 @@ class Zero:
     index: Tensor
 
     def apply(self) -> None:
-        """Nothing happens to a weight without values."""
+        """A weight that loses nothing is not written to, and nothing happens to one without values."""
         weight = self.slot.value
-        if weight.device.type == "meta" or not len(self.index):
+        if not len(self.index):
             return
         with torch.no_grad():
             # A view, since what flattens is contiguous; written through to the weight.
