@@ -30,7 +30,6 @@ from headscope.cli.main import main
 from tests import corpus_samples as samples
 
 PRUNE = ["prune", "-m", "model", "--heads", "0:1;1:2", "--no-latency"]
-UNIFORM = ["prune", "-m", "model", "--heads", "0:1,3;1:2,0", "--no-latency"]
 CORPUS = ["analyze", "-m", "model", "--data", "many.jsonl", "-o", "out/a.json"]
 EVERYTHING = ["--html", "out/a.html", "--weights", "out/a.npz", "--heatmaps", "out/pictures"]
 TEXT = "the cat sat on the mat"
@@ -53,7 +52,6 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "docs": (["docs", "-o", "out/a.md"], ("a.md",)),
     "prune structural": ([*PRUNE, "-o", "out/a"], ("a",)),
     "prune remote-code": ([*PRUNE, "--save-as", "remote-code", "-o", "out/a"], ("a",)),
-    "prune uniform": ([*UNIFORM, "--save-as", "uniform", "-o", "out/a"], ("a",)),
     "prune masked": ([*PRUNE, "--save-as", "masked", "-o", "out/a"], ("a",)),
     "prune --repair": ([*PRUNE, "--repair", "few.jsonl", "-o", "out/a"], ("a",)),
     "prune --curve": (
