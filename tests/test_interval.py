@@ -33,7 +33,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from headscope.heads.interval import ROUGH_BELOW, interval, student_t
+from headscope.heads.interval import ROUGH_BELOW, interval, rough, student_t
 from headscope.heads.moments import Moments
 
 KNOWN = {
@@ -96,7 +96,7 @@ def test_the_plain_t_interval_would_not():
 def by_scipy(values):
     """The interval of values that are kept, from SciPy's statistics."""
     n, mean, sd = len(values), np.mean(values), np.std(values, ddof=1)
-    if sd == 0:
+    if np.ptp(values) == 0:
         return mean, mean
     share = np.var(values) / ((max(values) - mean) * (mean - min(values)))
     wider = 1 + (1 + 4 * (1 - share)) * stats.skew(values) ** 2 / n
@@ -156,6 +156,17 @@ def test_the_points_of_students_t():
     freedom = np.array([*range(1, 200), 500, 1000, 10**4, 10**6])
     assert student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-5)
     assert np.isnan(student_t(np.array([0, -1]))).all()
+
+
+def test_the_series_is_off_by_no_more_than_its_first_term_left_out():
+    freedom = np.arange(10, 150)
+    assert np.all(np.abs(student_t(freedom) - stats.t.ppf(0.975, freedom)) < 0.8 / freedom**5.0 + 1e-12)
+
+
+def test_few_texts_are_warned_of():
+    assert rough(0) == rough(1) == rough(20) == rough(400) == ()
+    assert rough(2) == ("intervals over 2 texts are rough: 20 or more are needed",)
+    assert rough(19) == ("intervals over 19 texts are rough: 20 or more are needed",)
 
 
 def table():

@@ -1,11 +1,14 @@
 """Every metric against the plain NumPy of `tests/reference.py`: random matrices, masks, lengths and block sizes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headscope.attention.visibility import Visibility
 from headscope.capture import feed
 from headscope.capture.feed import Axis, Matrix, blocks
 from headscope.errors import InputError
@@ -89,10 +92,37 @@ def test_metrics_equal_plain_numpy(shape, cells):
                 close(ours[f"{name}_rest"].chance[b, h], chance[name])
             for name, value in reference.adjusted(weights, visible).items():
                 close(ours[f"{name}_adjusted"].value[b, h], value)
+                close(ours[f"{name}_adjusted"].chance[b, h], None if value is None else 0.0)
 
 
 def adjusted_names():
     return tuple(n for n in metric_names() if n.endswith("_adjusted"))
+
+
+def test_chance_is_that_of_each_layers_own_rows():
+    """Layers share what they may see; which rows still have weight without the first key is each one's own."""
+    first, second = (random_matrix(seed, [5, 3], 2, True, None) for seed in (0, 1))
+    first.weights[:, :, 2:, 1:] = 0
+    first.weights[:, :, 2:, 0] = 1
+    view = Visibility(5, 5, open=first.visible)
+    statistics = HeadStatistics(
+        tuple(variant(n) for n in ("self_attend", "self_attend_rest", "self_attend_adjusted_rest"))
+    )
+    # Both see the very same keys, with the same special tokens and lengths.
+    second = replace(second, query=first.query, key=first.key, valid=first.valid)
+    for layer, matrix in enumerate((first, second)):
+        for block in blocks(matrix, False, view):
+            statistics.add(("self", layer), block)
+    found = statistics.finish()
+    for layer, matrix in enumerate((first, second)):
+        for b, n in enumerate((5, 3)):
+            weights, visible = matrix.weights[b, 0, :n, :n].numpy(), matrix.visible[b, 0, :n, :n].numpy()
+            values, chances = reference.rest(weights, visible, np.zeros(n, bool))
+            ours = found["self", layer]["self_attend_rest"]
+            close(ours.value[b, 0], values["self_attend"])
+            close(ours.chance[b, 0], chances["self_attend"])
+    assert not np.allclose(found["self", 0]["self_attend_rest"].chance, found["self", 1]["self_attend_rest"].chance)
+    assert statistics.finish() == {}, "the sums start anew"
 
 
 @settings(max_examples=25, deadline=None)
@@ -145,8 +175,11 @@ def test_names_that_cannot_be():
     for name in ("sinks", "sink_rest", "entropy_adjusted", "prev_token_rest_adjusted", "", "_rest"):
         with pytest.raises(InputError, match="unknown metric"):
             variant(name)
-    with pytest.raises(InputError, match="names no metric"):
+    with pytest.raises(InputError, match="names no metric") as error:
         chosen(" , ")
+    assert error.value.hint == f"Known metrics: {', '.join(metric_names())}."
+    with pytest.raises(InputError, match="metrics"):
+        chosen(5)
     assert chosen("entropy, sink,entropy") == ("entropy", "sink")
     assert set(chosen("all")) == set(metric_names()) > set(chosen("core"))
     for name in metric_names():

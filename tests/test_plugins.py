@@ -259,6 +259,10 @@ def test_errors_list_names_without_importing(site: Path) -> None:
         variant("thine")
     assert (error.value.hint or "").endswith("; installed: mine (not-there).")
     with pytest.raises(InputError) as error:
+        chosen(",")
+    assert (error.value.hint or "").startswith("Known metrics: sink, prev_token, ")
+    assert (error.value.hint or "").count(" mine") == 1
+    with pytest.raises(InputError) as error:
         load_rules("horse")
     assert error.value.hint == "Use seed, calibrated, house (not-there) or the path of a .toml file."
 
@@ -406,8 +410,10 @@ def test_the_decorators_keep_names_apart(site: Path) -> None:
         with pytest.raises(InputError, match="a metric cannot be called"):
             named(name, metric("high"), "a_notebook")
     ours = METRICS["sink"]
-    with pytest.warns(UserWarning, match="'sink' of a_notebook is not used: headscope.heads.metrics has one"):
+    with pytest.warns(UserWarning, match="'sink' of a_notebook is not used: headscope.heads.metrics has one") as said:
         named("sink", metric("high"), "a_notebook")
+    decorating = named.__code__.co_firstlineno + 4
+    assert (said[0].filename, said[0].lineno) == (__file__, decorating), "where the metric is decorated"
     assert METRICS["sink"] is ours
     named("fresh", metric("high"), "a_notebook")
     first = METRICS["fresh"]

@@ -98,6 +98,12 @@ def test_a_plan_lists_the_modules_that_change_and_no_others() -> None:
     assert current_plan(build_family("bert")).heads == {}
 
 
+def test_one_of_two_stacks_has_to_be_named() -> None:
+    with pytest.raises(InputError, match="layer 0 could be in any of the stacks") as caught:
+        make_plan(build_family("clip"), {0: [1]})
+    assert "Write for example " in caught.value.hint and ".0:0. Valid: " in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("heads", "bad"), [({0: [0, 4]}, 4), ("0:0-9", 9), ("0:2;0:3-4", 4), ({0: [-1]}, -1), ({0: [3, -2]}, -2)]
 )

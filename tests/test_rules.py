@@ -251,6 +251,25 @@ def test_adjusted_metrics_are_marked_at_zero():
     assert not at_chance("sink_adjusted", 0.01, 0.0)
 
 
+@pytest.mark.parametrize("chance", [0.2, 1.0, 3.0])
+def test_marks_leave_half_a_percent_of_slack_and_a_millionth_for_rounding(chance):
+    for name, side in (("sink", 1), ("entropy", -1)):
+        for away, marked in ((-0.006, True), (0.0, True), (0.004, True), (0.00501, False), (0.006, False)):
+            assert at_chance(name, chance * (1 + side * away), chance) is marked
+        assert at_chance(name, side * 1e-6, 0.0) is True and at_chance(name, side * 1.1e-6, 0.0) is False
+    assert at_chance("mean_distance", chance, chance) is False
+    assert at_chance("sink", None, chance) is False and at_chance("sink", chance, None) is False
+
+
+def test_what_was_not_measured_is_no_runner_up(tmp_path):
+    """Also where any value would do."""
+    sides = [{"label": n, "metric": n, "above": 0.5} for n in ("sink", "prev_token", "self_attend")]
+    rules = load_rules(write(tmp_path, {"choose": "largest", "runner_up_above": -1.0}, sides))
+    assert rules.label({"sink": 0.9, "prev_token": None, "self_attend": -0.5}) == ("sink", "self_attend")
+    assert rules.label({"sink": 0.9}) == ("sink", None)
+    assert rules.label({"sink": 0.9, "self_attend": -1.0}) == ("sink", None)
+
+
 def test_rule_sets_are_values():
     assert isinstance(SEED, RuleSet) and load_rules("seed") == SEED != CALIBRATED
     assert hash(SEED) == hash(load_rules("seed"))

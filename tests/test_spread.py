@@ -127,6 +127,21 @@ def test_a_label_that_few_texts_have_is_no_second_one():
     assert (record.pattern, record.second, record.second_share) == ("attention_sink", None, None)
 
 
+def test_a_second_label_is_one_that_a_tenth_of_texts_has():
+    """Ten texts: eight sinks, and two labels that one text in ten has each; the rules' first comes first."""
+    values = seed_values(*[0.9] * 8, 0.0, 0.0)
+    values["prev_token"].value[8] = 0.5
+    for record in records(values):
+        assert (record.stability, record.second_share) == (0.8, SPLITS)
+        assert record.second == "prev_token"
+
+
+def test_of_one_text_there_is_no_spread():
+    assert [record.spread for record in records(seed_values(0.9))] == [None] * 3
+    for record in records(seed_values(0.9, 0.8)):
+        assert list(record.spread) == [name for name in record.metrics if name in ("sink", "prev_token", "entropy")]
+
+
 def test_texts_that_cannot_show_anything_have_no_label():
     adjusted = np.array([[0.5], [np.nan], [0.6], [0.2]])
     values = {name: Values(adjusted, adjusted * 0) for name in ("sink_adjusted", "relative_entropy")}

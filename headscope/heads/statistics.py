@@ -120,7 +120,8 @@ def _values(name: str, sums: _Sums) -> Values:
         torch.as_tensor(t).cpu().numpy().astype(np.float64) for t in (sums.value, sums.chance, sums.count)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean, expected = np.where(count > 0, value / count, np.nan), np.where(count > 0, chance / count, np.nan)
+        # Where nothing counts both sums are 0, and 0 / 0 is NaN.
+        mean, expected = value / count, chance / count
         if "_adjusted" in name:
             return Values((mean - expected) / (1 - expected), np.where(count > 0, 0.0, np.nan))
     return Values(mean, expected)
