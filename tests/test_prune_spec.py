@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -120,8 +121,34 @@ def test_every_plan_that_is_offered_is_legal(shape: Groups, data) -> None:
         assert rectangular(shape, set(heads)) and 0 < len(heads) < shape.num_heads
 
 
+@given(groups, st.booleans(), st.data())
+def test_offers_are_all_that_are_legal_of_three_kinds(shape: Groups, fixed: bool, data) -> None:
+    """By definition, for each group what it has lost, and the nearest offer first."""
+    shape = replace(shape, fixed=fixed)
+    gone = data.draw(st.sets(st.integers(0, shape.num_heads - 1)).filter(lambda r: not shape.legal(r)))
+    heads = [set(range(g * shape.size, (g + 1) * shape.size)) for g in range(shape.count)]
+    keep = min(len(group - gone) for group in heads if group - gone)
+    wanted = {
+        "whole groups": set().union(*(group for group in heads if group & gone)),
+        "as many from every group": gone.union(*(sorted(g - gone)[: len(g - gone) - keep] for g in heads if g - gone)),
+        "without the rest of the groups": set().union(*(group for group in heads if group <= gone)),
+    }
+    offers = shape.nearest(gone)
+    for what, plan in wanted.items():
+        offered = [tuple(sorted(plan))] if plan and len(plan) < shape.num_heads and shape.legal(plan) else []
+        assert [h for h, said in offers if said == what] == offered or offered[0] in [h for h, _ in offers]
+    away = [len(gone ^ set(plan)) for plan, _ in offers]
+    assert away == sorted(away) and len({plan for plan, _ in offers}) == len(offers)
+    assert {plan for plan, _ in offers} <= {tuple(sorted(plan)) for plan in wanted.values()}
+
+
 def test_offers_the_rest_of_a_group_or_one_of_every_group() -> None:
     assert Groups(8, 2).nearest({0}) == [((0, 1), "whole groups"), ((0, 2, 4, 6), "as many from every group")]
+    assert Groups(6, 2).nearest({0, 1, 2}) == [
+        ((0, 1, 2, 3), "whole groups"),
+        ((0, 1, 2, 4), "as many from every group"),
+        ((0, 1), "without the rest of the groups"),
+    ]
 
 
 def test_runs_that_code_counts_on_all_stay() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from prune_cases import outputs, relative_difference, without_heads
+from transformers import SwinConfig, SwinModel
 
 import headscope
 from fixtures.building import build_family, example_inputs
@@ -16,6 +17,7 @@ from headscope.errors import InputError
 from headscope.models.parts import NotPlain
 from headscope.models.pruned import pruned_state
 from headscope.models.sites import find_sites
+from headscope.pruning import masking
 from headscope.pruning.caches import fewer_kv_heads, fit_caches
 from headscope.pruning.masking import mask_heads
 from headscope.pruning.plan import current_plan, make_plan
@@ -84,6 +86,20 @@ def test_masking_leaves_all_other_weights(monkeypatch: pytest.MonkeyPatch) -> No
         assert caught.value.hint
 
 
+def test_without_an_output_projection_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several layers none is, whichever lacks it."""
+
+    def unknown(site, make=masking.projections, **options):
+        found = make(site, **options)
+        return replace(found, output=None) if site.layer == 1 else found
+
+    monkeypatch.setattr(masking, "projections", unknown)
+    model = build_family("bert")
+    with pytest.raises(NotPlain, match=r"layer\.1\..* has no output projection that is known, so its heads cannot be"):
+        mask_heads(model, {"self.0": [0], "self.1": [0]})
+    assert same_weights(model, build_family("bert"))
+
+
 # ------------------------------------------------------------------ plans
 def test_a_plan_lists_the_modules_that_change_and_no_others() -> None:
     model = build_family("bert")
@@ -139,7 +155,14 @@ def test_the_hint_names_all_layers_and_heads() -> None:
     ):
         with pytest.raises(InputError) as caught:
             make_plan(build_family(name), "nothing.0:1")
-        assert caught.value.hint is not None and caught.value.hint.endswith(valid)
+        assert caught.value.hint == valid
+
+
+def test_the_hint_names_no_heads_where_layers_have_unequally_many() -> None:
+    config = SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4)
+    with pytest.raises(InputError) as caught:
+        make_plan(SwinModel(config), "nothing.0:1")
+    assert caught.value.hint == "Valid: layers 0-3."
 
 
 # ------------------------------------------------------------------ what cannot be cut

@@ -65,7 +65,7 @@ class Groups:
         return tuple(first.values()) if self.fixed else tuple(sorted(first.values())[:1])
 
     def nearest(self, removed: Iterable[int]) -> list[tuple[tuple[int, ...], str]]:
-        """Legal plans near an illegal one, each with what it does, the nearest first."""
+        """Legal plans near an illegal one, which leaves some heads: each with what it does, the nearest first."""
         gone = set(removed)
         plans = [(self._whole(gone), "whole groups"), (self._even(gone), "as many from every group")]
         plans.append((self._only_whole(gone), "without the rest of the groups"))
@@ -88,9 +88,9 @@ class Groups:
     def _even(self, gone: set[int]) -> set[int]:
         """Every group that is left loses as many heads as the one that loses most of them."""
         left = self.left(gone)
-        keep = min(count for count in left if count) if any(left) else 0
+        keep = min(count for count in left if count)
         result = set(gone)
         for group, count in enumerate(left):
             own = [h for h in range(group * self.size, (group + 1) * self.size) if h not in gone]
-            result |= set(own[: max(count - keep, 0)])
+            result |= set(own[: count - keep])
         return result
