@@ -88,7 +88,7 @@ def test_one_row_that_does_not_sum_to_one_is_enough(dtype: torch.dtype, total: f
     if not refused:
         assert found_in(weights, 4, 4).warnings() == []
         return
-    with pytest.raises(Unreadable, match=rf"bert|encoder.*layer 1\).* a row sums to {total:.3g}") as caught:
+    with pytest.raises(Unreadable, match="are not attention weights") as caught:
         found_in(weights, 4, 4)
     assert f"sums to {total:.3g}" in caught.value.message and "(layer 1)" in caught.value.message
 
@@ -96,7 +96,7 @@ def test_one_row_that_does_not_sum_to_one_is_enough(dtype: torch.dtype, total: f
 def test_the_sum_that_is_too_large_is_named_beside_one_that_is_too_small() -> None:
     weights = torch.eye(4).repeat(1, 1, 1, 1)
     weights[0, 0, 0, 0], weights[0, 0, 1, 1] = 0.5, 3.0
-    with pytest.raises(Unreadable, match="a row sums to 3:?"):
+    with pytest.raises(Unreadable, match=r"a row sums to 3$"):
         found_in(weights, 4)
 
 
@@ -119,11 +119,11 @@ def test_what_a_learned_sink_takes_is_noted_on_average() -> None:
     assert findings.unseen == {WITH_SINK.stack: [pytest.approx(0.375)]}
     (line,) = findings.warnings()
     assert line.startswith(f"{WITH_SINK.stack}: rows do not sum to one, on average 37.5% of the attention goes to")
-    with pytest.raises(Unreadable, match="a row sums to 0.5"):
+    with pytest.raises(Unreadable, match=r"a row sums to 0\.5$"):
         found_in(weights, 4)
     few = torch.eye(4).repeat(1, 1, 1, 1) * 0.9995
     assert found_in(few, 4, site=WITH_SINK).unseen == {}
-    with pytest.raises(Unreadable, match="a row sums to 1.5"):
+    with pytest.raises(Unreadable, match=r"a row sums to 1\.5$"):
         found_in(torch.eye(4).repeat(1, 1, 1, 1) * 1.5, 4, site=WITH_SINK)
 
 
@@ -274,10 +274,9 @@ def test_calls_that_are_no_matrix_a_text_are_refused() -> None:
 def test_rows_and_columns_are_those_of_tokens(query: tuple[int, ...], key: tuple[int, ...]) -> None:
     call, _ = given_weights(even(4, 2), 4, 2)
     fit(call, axis(4, 2), axis(4, 2))
+    said = f"for {query[0]} query and {key[0]} key tokens in a batch of {len(query)}"
     for refuse in (fit, matrix_of):
-        with pytest.raises(
-            Unreadable, match=rf"for {query[0]} query and {key[0]} key tokens in a batch of {len(query)}"
-        ):
+        with pytest.raises(Unreadable, match=said):
             refuse(call, axis(*query), axis(*key))
     with pytest.raises(Unreadable, match="not one row and one column a token"):
         fit(replace(call, weights=call.weights[:, 0]), axis(4, 2), axis(4, 2))
@@ -331,15 +330,10 @@ def test_words_sum_their_keys_and_average_their_rows(groups: list[list[int]], re
     assert found.weights.shape == (len(groups), 2, count, count)
     for b, row in enumerate(groups):
         members = [[i for i, g in enumerate(row) if g == word] for word in range(count)]
-        plain = np.array(
-            [
-                [
-                    [sum(weights[b, h, i, j].item() for i in q for j in k) / max(len(q), 1) for k in members]
-                    for q in members
-                ]
-                for h in range(2)
-            ]
-        )
+        plain = np.zeros((2, count, count))
+        for q, k in np.ndindex(count, count):
+            cells = weights[b][:, members[q]][:, :, members[k]].double().numpy()
+            plain[:, q, k] = cells.sum(axis=(1, 2)) / max(len(members[q]), 1)
         left = plain.sum(axis=-1)
         if renormalise:
             plain = plain / np.where(left > 0, left, 1)[..., None]
