@@ -177,8 +177,9 @@ def test_all_names_them_in_one_order_whatever_came_before(two_back: Path) -> Non
     assert "top_two_adjusted" not in names
     for name in names:
         assert variant(name).name == name
-    with pytest.raises(InputError, match="unknown metric 'top_two_adjusted'"):
+    with pytest.raises(InputError, match="unknown metric 'top_two_adjusted'") as error:
         variant("top_two_adjusted")
+    assert (error.value.hint or "").count("two_back (") == (error.value.hint or "").count("two_back") == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
