@@ -95,6 +95,33 @@ def test_little_is_remembered_of_a_text_that_repeats_itself(monkeypatch):
     assert sum(len(cells) for cells, _, _ in tokens._known.values()) <= 100
 
 
+def test_what_is_remembered_is_found_once(monkeypatch):
+    monkeypatch.setattr("headscope.capture.key_tokens._REMEMBERED", 3)
+    tokens = tokens_of([[1] * 3])
+    assert len(tokens.listed(REPEATS, slice(0, 3), slice(0, 3))[0]) == 3
+    assert tokens.listed(REPEATS, slice(0, 3), slice(0, 3)) is tokens.listed(REPEATS, slice(0, 3), slice(0, 3))
+    other = tokens.listed(REPEATS, slice(1, 3), slice(0, 3))
+    assert tokens.listed(REPEATS, slice(1, 3), slice(0, 3)) is not other, "there was no more room"
+
+
+def test_tokens_move_to_another_device_together():
+    there = torch.device("meta")
+    tokens = KeyTokens(torch.tensor([[1, 2]]), torch.tensor([[False, True]]), torch.tensor([2]), {})
+    tokens.marks["odd"] = tokens.ids % 2 == 1
+    moved = tokens.to(there)
+    assert {t.device for t in (moved.ids, moved.special, moved.lengths, moved.marks["odd"])} == {there}
+    assert (moved.ids.shape, moved.lengths.shape, [*moved.marks]) == ((1, 2), (1,), ["odd"])
+    assert tokens.to(CPU) is tokens and tokens.ids.device == CPU
+
+
+def test_a_word_without_pieces_is_like_no_other():
+    tokens = tokens_of([[5, 5, 7, 5]])
+    words = merged(tokens, torch.tensor([[0, 2, -1, 3]]), torch.tensor([4]), torch.zeros(1, 4, dtype=torch.bool))
+    assert words.ids.tolist() == [[0, -1, 0, 0]]
+    last = merged(tokens, torch.tensor([[0, 1, -1, -1]]), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.bool))
+    assert last.ids.tolist() == [[0, 0]], "what is left out is in no word, the last one either"
+
+
 @settings(max_examples=80, deadline=None)
 @given(texts, specials, st.booleans(), st.booleans(), st.sampled_from([None, 3]), st.integers(0, 9))
 def test_counts_are_of_what_a_row_sees(texts, special, causal, padded, window, first_row):

@@ -176,9 +176,18 @@ def anchors(text: str) -> set[str]:
 
 
 def test_every_option_named_exists() -> None:
+    """Of headscope, and of the scripts that reproduce figures."""
     whole = typer.main.get_command(app)
     commands = (whole, *whole.commands.values())
     known = {name for command in commands for p in command.params for name in p.opts + p.secondary_opts}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "".join(TEXTS.values()))) - {"--help", "--no-deps"}
     assert "--heatmaps" in known
-    assert named <= known
+    text = "\n".join(TEXTS.values())
+    scripts = re.findall(r"python (benchmarks/\w+\.py|-m tests\.\w+)([^`\n]*)", text)
+    for script, options in scripts:
+        source = (ROOT / (script.removeprefix("-m ").replace("tests.", "tests/").removesuffix(".py") + ".py")).read_text()
+        assert options_in(options) <= options_in(source), script
+    assert options_in(re.sub(r"python (benchmarks/|-m tests\.)[^`\n]*", "", text)) <= known
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - {"--help", "--no-deps"}

@@ -61,8 +61,8 @@ class KeyTokens:
             raise KeyError(name)
         same = own[:, rows, None] == own[:, None, (key - 1).clamp(min=0)]
         other = own[:, rows, None] != own[:, None, keys]
-        counted = (own[:, None, keys] >= 0) & (key > 0)
-        return same & other & counted & (key <= row[:, None])
+        # The first key came after none: it is compared with itself, and cannot be both the same and another.
+        return same & other & (own[:, None, keys] >= 0) & (key <= row[:, None])
 
     @cached_property
     def _own(self) -> Tensor:
