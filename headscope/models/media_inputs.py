@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -175,14 +175,3 @@ def _with_image_token(processor: Any, text: str) -> str:
     """Put the image's place into a text that does not name it."""
     token = getattr(processor, "image_token", None)
     return text if not isinstance(token, str) or token in text else f"{token}\n{text}"
-
-
-def check_media(loaded: LoadedModel, images: Sequence[Any] | None, audio: Sequence[Any] | None) -> None:
-    """Refuse empty lists.
-
-    Raises:
-        InputError: `images` or `audio` is an empty list.
-    """
-    for name, given in (("images", images), ("audio", audio)):
-        if given is not None and not len(given):
-            raise InputError(f"{name} is an empty list", "give one or more, or leave it out")
