@@ -14,7 +14,7 @@ from scipy import stats
 
 from headscope.errors import InputError
 from headscope.reading import Corpus, Record, Skipped, open_corpus
-from headscope.reading.order import in_order, key, sample, shuffled
+from headscope.reading.order import key, sample, shuffled
 from headscope.reading.records import Columns
 from headscope.reading.sources import ExamplesSource
 
@@ -54,7 +54,7 @@ def test_a_sample_is_the_beginning_of_the_order(count, seed, size, bad) -> None:
     sampled = numbers(sample(corpus, size, seed))
     assert sampled == sorted(order[:size])
     assert numbers(shuffled(corpus, seed, sample=size)) == order[:size]
-    assert numbers(in_order(corpus)) == sorted(order)
+    assert numbers(corpus.records()) == sorted(order)
 
 
 def test_windows_do_not_change_the_order() -> None:
@@ -168,7 +168,7 @@ def test_sizes_are_checked_before_reading() -> None:
 def test_corpora_without_texts(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_text("broken\n\n" + json.dumps({"title": "x"}))
     corpus = open_corpus(tmp_path / "a.jsonl")
-    for found in (in_order(corpus), sample(corpus, 3, 0), shuffled(corpus, 0)):
+    for found in (corpus.records(), sample(corpus, 3, 0), shuffled(corpus, 0)):
         with pytest.raises(InputError, match="there is no text in") as raised:
             list(found)
         assert "a.jsonl:1 is not JSON" in raised.value.hint and "['title']" in raised.value.hint

@@ -29,11 +29,6 @@ def _rank(seed: int, number: int) -> int:
     return key(seed, number) << 64 | number
 
 
-def in_order(corpus: Corpus, skipped: Skipped | None = None) -> Iterator[Record]:
-    """The texts as the corpus has them. Raises InputError as `Corpus.records` does."""
-    return corpus.records(skipped)
-
-
 def sample(corpus: Corpus, size: int, seed: int, skipped: Skipped | None = None) -> Iterator[Record]:
     """The `size` texts with the smallest keys, or all if there are fewer, in the order of the corpus.
 
