@@ -55,23 +55,17 @@ def theirs(create, real: np.ndarray, **settings_: int) -> np.ndarray:
 
 @st.composite
 def padded(draw):
-    """Real tokens of a padded batch, padding on the left or right, with at least one pad somewhere."""
+    """Which tokens of a batch with padding on the right are real, with at least one pad a text."""
     batch, n = draw(st.integers(1, 3)), draw(st.integers(2, 9))
     lengths = np.array([draw(st.integers(1, n - 1)) for _ in range(batch)])
-    left = draw(st.booleans())
-    real = np.arange(n) >= n - lengths[:, None] if left else np.arange(n) < lengths[:, None]
-    return real, lengths, left
+    return np.arange(n) < lengths[:, None]
 
 
 @QUICK
 @given(padded(), st.integers(1, 8))
-def test_combined_masks_are_those_of_transformers(batch, size):
-    real, lengths, left = batch
+def test_with_padding_masks_are_those_of_transformers(real, size):
     n = real.shape[1]
-    padding = masks.token_mask(real)
-    if not left:
-        np.testing.assert_array_equal(padding, masks.padding_mask(lengths, n))
-    start = n - lengths if left else np.zeros_like(lengths)
+    padding = ~real[:, None, None, :]
     pairs = [
         (masks.causal_mask(n), create_causal_mask, {}),
         (np.zeros((n, n), bool), create_bidirectional_mask, {}),
@@ -81,23 +75,13 @@ def test_combined_masks_are_those_of_transformers(batch, size):
             create_bidirectional_sliding_window_mask,
             {"sliding_window": size},
         ),
-        (
-            masks.chunked_mask(n, chunk_size=size, left_padding=start),
-            create_chunked_causal_mask,
-            {"attention_chunk_size": size},
-        ),
+        (masks.chunked_mask(n, chunk_size=size), create_chunked_causal_mask, {"attention_chunk_size": size}),
     ]
     for ours, create, settings_ in pairs:
-        combined = masks.combine_masks(ours, None, padding)
+        combined = ours | padding
         wanted = theirs(create, real, **settings_)
         assert combined.shape == wanted.shape
         np.testing.assert_array_equal(combined, wanted, err_msg=create.__name__)
-
-
-def test_combining_nothing_blocks_nothing():
-    assert masks.combine_masks(None, None) is None
-    causal = masks.causal_mask(3)
-    assert masks.combine_masks(None, causal) is causal
 
 
 def test_relative_positions_count_from_the_query():

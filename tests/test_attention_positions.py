@@ -17,8 +17,8 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor as mpt_a
 from transformers.models.t5.configuration_t5 import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from headscope.attention.alibi import alibi_distance_bias, alibi_key_bias, alibi_slopes, round_to_bfloat16
-from headscope.attention.masks import causal_mask
+from headscope.attention.alibi import alibi_key_bias, alibi_slopes, round_to_bfloat16
+from headscope.attention.masks import causal_mask, relative_positions
 from headscope.attention.reference import attention
 from headscope.attention.relative import relative_bias, relative_buckets
 
@@ -58,15 +58,13 @@ def test_key_bias_is_that_of_bloom_falcon_and_mpt(num_heads, n):
 
 @QUICK
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3))
-def test_both_forms_give_the_same_causal_weights(num_heads, n, first):
+def test_under_a_causal_mask_the_bias_of_keys_is_the_papers_penalty_on_distance(num_heads, n, first):
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(num_heads, rows, 4)) for rows in (n, n + first, n + first))
     mask = causal_mask(n, n + first, first_query=first)
     slopes = alibi_slopes(num_heads)
-    distance = alibi_distance_bias(slopes, n, n + first, first_query=first)
-    assert distance[0, 0, first] == 0
-    assert np.all(distance <= 0)
-    by_distance = attention(q, k, v, mask=mask, bias=distance)[1]
+    penalty = -slopes[:, None, None] * np.abs(relative_positions(n, n + first, first))
+    by_distance = attention(q, k, v, mask=mask, bias=penalty)[1]
     by_key = attention(q, k, v, mask=mask, bias=alibi_key_bias(slopes, np.arange(n + first)))[1]
     np.testing.assert_allclose(by_distance, by_key, rtol=1e-9, atol=1e-12)
 

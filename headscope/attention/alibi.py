@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headscope.attention.masks import relative_positions
-
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> NDArray[np.float64]:
     """Return every head's slope.
@@ -31,24 +29,6 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> NDArray[np.float64]:
     exponents = np.arange(1, power + 1) / power  # (power,)
     between = np.arange(1, 2 * power, 2) / (2 * power)  # (power,)
     return 2.0 ** (-max_bias * np.concatenate([exponents, between])[:num_heads])  # (heads,)
-
-
-def alibi_distance_bias(
-    slopes: ArrayLike, num_queries: int, num_keys: int | None = None, *, first_query: int = 0
-) -> NDArray[np.float64]:
-    """Return −slope · |i − j|, the paper's form.
-
-    Args:
-        slopes: (heads,).
-        num_queries: n_q.
-        num_keys: n_k; None for n_q.
-        first_query: Position of the first query row.
-
-    Returns:
-        (heads, n_q, n_k).
-    """
-    ahead = relative_positions(num_queries, num_queries if num_keys is None else num_keys, first_query)  # (n_q, n_k)
-    return -np.asarray(slopes, dtype=np.float64)[:, None, None] * np.abs(ahead)  # (heads, n_q, n_k)
 
 
 def alibi_key_bias(slopes: ArrayLike, key_positions: ArrayLike) -> NDArray[np.float64]:

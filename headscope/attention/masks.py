@@ -1,4 +1,4 @@
-"""Who may look at whom. Every mask is a boolean NumPy array, True for blocked, that broadcasts to (…, heads, n_q, n_k).
+"""Who may look at whom. Every mask is a boolean NumPy array (n_q, n_k), True for blocked, the same for all heads.
 
 Query row i stands at position `first_query` + i and key column j at position j: with cached keys the queries are the
 last tokens, and `first_query` is the number of tokens before them.
@@ -7,7 +7,7 @@ last tokens, and `first_query` is the number of tokens before them.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 
@@ -71,14 +71,7 @@ def two_sided_window_mask(
     return np.abs(ahead) > distance
 
 
-def chunked_mask(
-    num_queries: int,
-    num_keys: int | None = None,
-    *,
-    chunk_size: int,
-    first_query: int = 0,
-    left_padding: ArrayLike | None = None,
-) -> Mask:
+def chunked_mask(num_queries: int, num_keys: int | None = None, *, chunk_size: int, first_query: int = 0) -> Mask:
     """Causal mask within chunks of `chunk_size` tokens: nothing of an earlier chunk is visible (Llama 4).
 
     Args:
@@ -86,53 +79,11 @@ def chunked_mask(
         num_keys: n_k; None for n_q.
         first_query: Position of the first query row.
         chunk_size: Tokens in a chunk.
-        left_padding: (batch,), padding tokens before each text, from whose end chunks are counted; None for no padding.
 
     Returns:
-        (n_q, n_k), or (batch, 1, n_q, n_k) with `left_padding`.
+        (n_q, n_k).
     """
-    num_keys = num_queries if num_keys is None else num_keys
-    start = np.zeros((), dtype=np.int64) if left_padding is None else np.asarray(left_padding)[:, None, None, None]
-    query = np.arange(first_query, first_query + num_queries)[:, None] - start  # ([batch, 1,] n_q, 1)
-    key = np.arange(num_keys)[None, :] - start  # ([batch, 1,] 1, n_k)
-    blocked: Mask = (key > query) | (key // chunk_size != query // chunk_size)  # ([batch, 1,] n_q, n_k)
+    query = np.arange(first_query, first_query + num_queries)[:, None]  # (n_q, 1)
+    key = np.arange(num_queries if num_keys is None else num_keys)[None, :]  # (1, n_k)
+    blocked: Mask = (key > query) | (key // chunk_size != query // chunk_size)  # (n_q, n_k)
     return blocked
-
-
-def padding_mask(lengths: ArrayLike, num_keys: int) -> Mask:
-    """Block the padding after each text.
-
-    Args:
-        lengths: (batch,), real tokens of each text.
-        num_keys: n_k, the padded length.
-
-    Returns:
-        (batch, 1, 1, n_k).
-    """
-    blocked: Mask = np.arange(num_keys) >= np.asarray(lengths)[:, None]  # (batch, n_k)
-    return blocked[:, None, None, :]  # (batch, 1, 1, n_k)
-
-
-def token_mask(real: ArrayLike) -> Mask:
-    """Block the keys that are not `real`, wherever they are.
-
-    Args:
-        real: (batch, n_k), nonzero or True for a real token: what tokenizers call an attention mask.
-
-    Returns:
-        (batch, 1, 1, n_k).
-    """
-    return ~np.asarray(real).astype(bool)[:, None, None, :]  # (batch, 1, 1, n_k)
-
-
-def combine_masks(*masks: Mask | None) -> Mask | None:
-    """Block what any of the masks blocks; None stands for a mask that blocks nothing.
-
-    Returns:
-        The masks' common broadcast shape, or None if every mask is None.
-    """
-    combined: Mask | None = None
-    for mask in masks:
-        if mask is not None:
-            combined = mask if combined is None else combined | mask
-    return combined

@@ -108,7 +108,7 @@ def _linear_bias(plan: BiasPlan, slopes: NDArray[np.float64], keys: int) -> Tens
     positions = np.arange(keys)
     linear = alibi_key_bias(slopes, positions)
     if plan.rounded:
-        linear = round_to_bfloat16(round_to_bfloat16(slopes)[:, None, None] * round_to_bfloat16(positions))
+        linear = round_to_bfloat16(alibi_key_bias(round_to_bfloat16(slopes), round_to_bfloat16(positions)))
     return torch.from_numpy(linear * plan.factor).float()[None]
 
 
