@@ -251,7 +251,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("modules", nargs="+", metavar="MODULE")
     parser.add_argument("--tests", nargs="+", required=True, help="test files")
-    parser.add_argument("--skip", default="nothing", help="names of tests to leave out, as for pytest's -k")
+    parser.add_argument("--skip", help="names of tests to leave out, as for pytest's -k")
     parser.add_argument("--sample", type=int, default=60, help="mutants a module (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=6, help="of tests a mutant (default: 6)")
@@ -259,5 +259,5 @@ if __name__ == "__main__":
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutants", max_examples=25, derandomize=True, database=None, deadline=None, phases=phases)
     settings.load_profile("mutants")
-    options = ["-q", "-s", "-p", "no:cacheprovider", "-k", f"not ({given.skip})"]
+    options = ["-q", "-s", "-p", "no:cacheprovider", *(["-k", f"not ({given.skip})"] if given.skip else [])]
     pytest.main([*options, *given.tests], plugins=[Mutating(given)])
