@@ -19,6 +19,7 @@ from headscope.capture.outputs import find_outputs
 from headscope.errors import InputError, ModelError
 from headscope.repair import repair as module
 from headscope.repair.needs import needs
+from headscope.repair.places import find_places
 from headscope.repair.repair import repair
 
 HEADS = {"self.0": [1], "self.1": [0, 3], "self.2": [2]}
@@ -386,11 +387,11 @@ def test_needs_are_about_what_is_held(monkeypatch) -> None:
     refit = module.refit
     monkeypatch.setattr(module, "refit", look)
     repair(original, after, texts, report=lines.append)
-    said = needs(original, find_outputs(original), 64 * 31)
+    said = needs(original, find_places(original, after, texts[0]), 64 * 31)
     assert lines == [said.line] and said.tokens == 64 * 31
     assert f"{64 * 31:,} tokens" in said.line
     assert 0.6 < max(held) / said.activations < 1.6
     assert said.sums > 8 * 4 * 32**2 and said.bytes == said.activations + said.sums
     assert 2 < said.passes < 4
-    more = needs(original, find_outputs(original), 64 * 31, mlp=True)
+    more = needs(original, find_places(original, after, texts[0], mlp=True), 64 * 31)
     assert more.activations > said.activations and more.passes > said.passes

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from headscope.capture.outputs import Output
-from headscope.repair.places import Place, down_projections, weight_of
+from headscope.repair.places import Place
 from headscope.repair.refit import RIDGES
 
 # What a paused pass holds of every token: the stream, what its layer read, and the embeddings.
@@ -46,25 +44,14 @@ class Needs:
         )
 
 
-def needs(model: PreTrainedModel, outputs: Sequence[Output], tokens: int, *, mlp: bool = False) -> Needs:
-    """What refitting output projections takes; nothing is run.
+def needs(model: PreTrainedModel, places: Sequence[Place], tokens: int) -> Needs:
+    """What refitting at these places takes; nothing is run.
 
     Args:
         model: The original.
-        outputs: Of the layers that lose heads; with `mlp`, down projections of all layers count.
+        tokens: Of the texts to refit on.
     """
-    weights = [output.weight for output in outputs]
-    if mlp:
-        weights += [weight_of(model.get_submodule(path)) for path in down_projections(model, outputs)]
-    return _needs(model, weights, tokens)
-
-
-def needs_at(model: PreTrainedModel, places: Sequence[Place], tokens: int) -> Needs:
-    """What refitting at these places takes."""
-    return _needs(model, [place.weight for place in places], tokens)
-
-
-def _needs(model: PreTrainedModel, weights: Sequence[Tensor], tokens: int) -> Needs:
+    weights = [place.weight for place in places]
     shapes = [tuple(weight.shape) for weight in weights]
     size = weights[0].element_size()
     held = max(2 * _HELD * outputs + inputs for inputs, outputs in shapes)

@@ -15,7 +15,7 @@ from headscope.errors import InputError, ModelError
 from headscope.models.batches import Batch
 from headscope.repair.attention import without_matrices
 from headscope.repair.lockstep import ForwardPass, Pause, forward_passes
-from headscope.repair.needs import needs_at
+from headscope.repair.needs import needs
 from headscope.repair.places import Place, find_places, paths_of
 from headscope.repair.refit import RIDGES, Refit, Sums, refit, token_weights
 from headscope.repair.report import LayerRepair, RepairReport
@@ -61,7 +61,7 @@ def repair(
     with _as_needed(original), _as_needed(pruned), torch.no_grad():
         places = find_places(original, pruned, batches[0], layers, mlp=mlp)
         texts, tokens = sum(len(b.order) for b in batches), sum(_tokens(b) for b in batches)
-        report(needs_at(original, places, tokens).line)
+        report(needs(original, places, tokens).line)
         streams = [place.stream for place in places]
         with (
             _all_or_nothing(places),
