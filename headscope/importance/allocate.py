@@ -23,6 +23,20 @@ def most_of(outputs: Sequence[Output], unit: str, min_per_layer: int = 1) -> int
     return sum(_most(o, unit, min_per_layer) for o in outputs)
 
 
+def check_room(outputs: Sequence[Output], unit: str, count: int, min_per_layer: int) -> None:
+    """Refuse a number of units that cannot go where each layer keeps `min_per_layer`.
+
+    Raises:
+        InputError: So many cannot go; the hint says how many can.
+    """
+    most = most_of(outputs, unit, min_per_layer)
+    if not 0 <= count <= most:
+        raise InputError(
+            f"{count} {unit}s cannot go where each layer keeps {min_per_layer}",
+            f"at most {most} of {units_in(outputs, unit)} can",
+        )
+
+
 def count_of(outputs: Sequence[Output], unit: str, share: float) -> int:
     """How many units a share of those that still give something is, rounded down.
 
@@ -62,12 +76,8 @@ def allocate(
         InputError: So many units cannot go, or scores are not of these units.
     """
     _check(outputs, scored, unit)
+    check_room(outputs, unit, count, min_per_layer)
     limits = [_most(o, unit, min_per_layer) for o in outputs]
-    if not 0 <= count <= sum(limits):
-        raise InputError(
-            f"{count} {unit}s cannot go where each layer keeps {min_per_layer}",
-            f"at most {sum(limits)} of {units_in(outputs, unit)} can",
-        )
     layers = [scored[o.name] for o in outputs]
     curves = [s.losses[: limit + 1] for s, limit in zip(layers, limits, strict=True) if s.losses is not None]
     if len(curves) == len(layers):

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from headscope.capture.evaluation import evaluating
 from headscope.capture.outputs import Output, find_outputs
 from headscope.errors import InputError, ModelError
-from headscope.importance.allocate import allocate, count_of, most_of, units_in
+from headscope.importance.allocate import allocate, check_room, count_of, units_in
+from headscope.importance.command import UNITS
 from headscope.importance.examples import Source, read_examples
 from headscope.importance.loss import Losses, measure
 from headscope.importance.methods import method_named
@@ -24,7 +25,7 @@ from headscope.models.versions import versions
 from headscope.models.whole import whole_model
 from headscope.pruning.choosing import Say, measured_without, scores_by
 from headscope.pruning.curve_result import Curve, Point
-from headscope.pruning.guide import REPAIR_TOKENS, UNITS, Guide, Roles, deal_roles
+from headscope.pruning.guide import REPAIR_TOKENS, Guide, Roles, deal_roles
 from headscope.pruning.repairing import interval
 from headscope.pruning.zeroing import as_heads, zeroed_copy
 from headscope.repair.repair import repair as repair_model
@@ -114,7 +115,7 @@ def _curve(
     assert judge is not None  # there are texts
     outputs = find_outputs(loaded.model)
     counts = {share: count_of(outputs, unit, share) for share in shares}
-    _check_counts(outputs, guide, unit, max(counts.values()))
+    check_room(outputs, unit, max(counts.values()), guide.min_per_layer)
     refits, notes = _refits(loaded, outputs, roles, guide, unit)
     base = measure(loaded.model, judge.batches, judge.loss)
     points: list[Point] = []
@@ -143,15 +144,6 @@ def _curve(
         versions=versions(),
         warnings=(*loaded.warnings, *notes),
     )
-
-
-def _check_counts(outputs: Sequence[Output], guide: Guide, unit: str, count: int) -> None:
-    most = most_of(outputs, unit, guide.min_per_layer)
-    if count > most:
-        raise InputError(
-            f"{count} {unit}s cannot go where each layer keeps {guide.min_per_layer}",
-            f"at most {most} of {units_in(outputs, unit)} can",
-        )
 
 
 def _refits(

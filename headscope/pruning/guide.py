@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headscope.errors import InputError, check_type
+from headscope.importance.command import UNITS
 from headscope.importance.examples import Examples
 from headscope.importance.method import Method
 from headscope.importance.methods import METHODS, method_named
@@ -17,7 +18,6 @@ from headscope.importance.texts import Data, Piece, Share, cut, deal, label_numb
 from headscope.models.loading import LoadedModel
 from headscope.models.selection import check_count, check_seed
 
-UNITS = ("head", "kv-group")
 # Tokens that each role takes at most; what a repair takes beside is up to the user.
 RANKING_TOKENS, JUDGING_TOKENS, REPAIR_TOKENS = 12_288, 8_192, 65_536
 # With fewer, a refit learns its texts by heart.
