@@ -19,7 +19,6 @@ from headscope.results import AttentionMap
 # A class token, a distillation token and registers: no model has many more beside its patches.
 _MOST_BESIDE = 32
 _BANDS = 80
-_HERTZ = 16_000
 
 
 def media_of(

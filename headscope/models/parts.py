@@ -59,11 +59,6 @@ class Part:
     bias: Parameter | None
     out_axis: int
 
-    def matrix(self, axis: int) -> Tensor:
-        """The weight as a matrix, sharing memory, with the given axis first."""
-        matrix = self.weight.tensor.flatten(1)
-        return matrix if axis == 0 else matrix.mT
-
     @property
     def num_outputs(self) -> int:
         """Numbers that it gives for a token."""
