@@ -159,4 +159,4 @@ def _check_files(wanted: set[str], files: dict[str, Path], named: set[str]) -> N
         missing = [name for name in kind.files if name not in files]
         if missing and (kind.name in named or len(missing) < len(kind.files)):
             options = " and ".join(f"--{name} FILE" for name in missing)
-            raise InputError(f"the type {kind.name} needs {options}", "Its format is in the README.")
+            raise InputError(f"the type {kind.name} needs {options}", "docs/head-types.md shows what is in it.")
