@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -119,6 +121,23 @@ def test_fractions_take_the_models_dtype() -> None:
 def test_tensors_that_cannot_be_used(change: dict[str, Tensor], said: str) -> None:
     with pytest.raises(InputError, match=said):
         prepare(MODELS["bert"], tensors={"input_ids": torch.tensor([[5, 6, 7]])} | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"decoder_input_ids": torch.tensor([[5, 400]])}, "decoder_input_ids holds 5 to 400, BartModel has 0 to "),
+        ({"decoder_input_ids": torch.tensor([5, 6])}, "decoder_input_ids has shape (2,), needs (batch, tokens)"),
+        (
+            {"decoder_inputs_embeds": torch.zeros(1, 32)},
+            "decoder_inputs_embeds has shape (1, 32), needs (batch, tokens, features)",
+        ),
+        ({"decoder_inputs_embeds": torch.zeros(1, 0, 32)}, "decoder_inputs_embeds has shape (1, 0, 32): no token"),
+    ],
+)
+def test_the_argument_that_is_wrong_is_named(change: dict[str, Tensor], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        prepare(MODELS["bart"], tensors={"input_ids": torch.tensor([[5, 6, 7]])} | change)
 
 
 @settings(max_examples=50, deadline=None)

@@ -36,17 +36,17 @@ def ready_axis(
     main = ids if ids is not None else embeds
     if main is None:
         return dict(tensors), None
+    named = f"{prefix}{'inputs_embeds' if ids is None else 'input_ids'}"
     # Ids may have an axis of codebooks behind that of the tokens.
     if main.dim() not in ((2, 3) if ids is not None else (3,)):
-        raise InputError(
-            f"{prefix}input_ids has shape {tuple(main.shape)}, needs (batch, tokens)", "give whole rows of token ids"
-        )
+        needed = "(batch, tokens, features)" if ids is None else "(batch, tokens)"
+        raise InputError(f"{named} has shape {tuple(main.shape)}, needs {needed}", "give a whole row for each text")
     size = (main.shape[0], main.shape[1])
     if 0 in size:
-        raise InputError(f"{prefix}input_ids has shape {tuple(main.shape)}: no token", "give one token or more a row")
+        raise InputError(f"{named} has shape {tuple(main.shape)}: no token", "give one token or more a row")
     starts, lengths = _runs(tensors.get(f"{prefix}attention_mask"), size, prefix)
     shifted = _shifted(tensors, prefix, starts, size)
-    return shifted, _axis(loaded, None if main.dim() == 3 else shifted.get(f"{prefix}input_ids"), lengths, size[1])
+    return shifted, _axis(loaded, named, None if main.dim() == 3 else shifted[named], lengths, size[1])
 
 
 def example_count(tensors: Mapping[str, Tensor]) -> int:
@@ -101,7 +101,7 @@ def _shifted(
     return result
 
 
-def _axis(loaded: LoadedModel, ids: Tensor | None, lengths: Sequence[int], width: int) -> TokenAxis:
+def _axis(loaded: LoadedModel, name: str, ids: Tensor | None, lengths: Sequence[int], width: int) -> TokenAxis:
     count = torch.tensor(lengths, dtype=torch.int64)
     if ids is None:
         labels = tuple(tuple(str(j) for j in range(n)) for n in lengths)
@@ -110,8 +110,9 @@ def _axis(loaded: LoadedModel, ids: Tensor | None, lengths: Sequence[int], width
     ids = ids.detach().to("cpu", torch.int64)
     size = vocabulary_size(loaded.model)
     if int(ids.min()) < 0 or (size is not None and int(ids.max()) >= size):
+        known = "no negative ones" if size is None else f"0 to {size - 1}"
         raise InputError(
-            f"input_ids holds {int(ids.min())} to {int(ids.max())}, {loaded.name} has 0 to {(size or 0) - 1}",
+            f"{name} holds {int(ids.min())} to {int(ids.max())}, {loaded.name} has {known}",
             "give token ids of this model's own tokenizer",
         )
     reader = None if loaded.tokenizer is None else TokenReader(loaded.tokenizer)
