@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import headscope
-from headscope.cli.errors import explain
+from headscope.cli.errors import explain, say
 from headscope.cli.main import main
 from headscope.errors import CheckError, HeadscopeError, InputError, ModelError, ResourceError
 from tests import views_samples as samples
@@ -174,6 +174,21 @@ def test_a_closed_standard_stream_is_empty_or_swallows(closed: str, monkeypatch:
         if closed != "stdin":
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
         assert run(argv) == code
+
+
+class Deaf(io.StringIO):
+    """A standard error whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_without_a_listener_errors_keep_their_code_and_notes_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Deaf())
+    say("note", "what it will cost")
+    assert run(["analyze", " "]) == 2
+    assert run(["analyze", "x", "-m", "no-such-directory/"]) == 3
+    assert run(["no-such-command"]) == 2
 
 
 def test_another_file_never_takes_a_closed_streams_number(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def say(kind: str, text: str) -> None:
     """Write one line `kind: text` to standard error; the text may be anything, a model's or a file's."""
     from headscope.views.text import visible
 
-    with suppress(OSError):  # nobody listens any more, and the work goes on
-        line = " ".join(text.split())
+    line = " ".join(text.split())
     line = line if len(line) <= _MOST else line[: _MOST - 1] + "…"
-    print(f"{kind}: {visible(line)}", file=sys.stderr)
+    with suppress(OSError):  # nobody listens any more, and the work goes on
+        print(f"{kind}: {visible(line)}", file=sys.stderr)
 
 
 @contextmanager
