@@ -13,14 +13,15 @@ Entropy is log(sum e) - sum(e s) / sum(e) with e = exp(s): two sums a tile and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headscope.attention.survey import Cells, Survey, survey
+from headscope.attention.survey import Survey, Surveying, Wanted
 from headscope.attention.tiles import LOG2E, Band, Problem, Terms
 from headscope.attention.visibility import HIDDEN, Target, Visibility
 
@@ -49,11 +50,8 @@ def attend(
         The context, (batch, query, num_heads, value_dim) in the values' dtype, and what is known of the weights.
         Everything is computed in float32.
     """
-    problem = Problem.of(query, key, value, visibility, terms)
-    sums = _sums(problem, None)
-    if not bool(_exact(problem, sums.total)):
-        sums = _sums(problem, _largest_scores(problem))
-    return sums.context.to(value.dtype), StreamedWeights(problem, sums)
+    weights = StreamedWeights(query, key, value, visibility, terms)
+    return weights.context, weights
 
 
 # ------------------------------------------------------------------ passes over all tiles
@@ -68,6 +66,7 @@ class _Sums:
         sink: e of the learned sink, None for none.
         context: (batch, query, num_heads, value_dim).
         shift: What was subtracted from the scores, None for nothing.
+        survey: What was found on the way, if anything was wanted.
     """
 
     rest: Tensor
@@ -76,15 +75,19 @@ class _Sums:
     sink: Tensor | None
     context: Tensor
     shift: Tensor | None
+    survey: Survey | None
 
     @property
     def total(self) -> Tensor:
         return self.rest + self.first
 
 
-def _sums(problem: Problem, shift: Tensor | None) -> _Sums:
+def _summed(problem: Problem, shift: Tensor | None, wanted: Wanted | None) -> _Sums:
     rest, dot = torch.zeros_like(problem.query[..., 0]), torch.zeros_like(problem.query[..., 0])
     context = problem.query.new_zeros(*problem.query.shape[:3], problem.value.shape[-1])
+    first = torch.exp2(_shifted(problem.scores_at(Target(key=0)), shift))
+    sink = _sink(problem, shift)
+    surveying = None if wanted is None else Surveying(problem, wanted)
 
     room, other_room = problem.room(), problem.room(1)
     for band, ranges in problem.bands(0, problem.visibility.rows):
@@ -98,9 +101,28 @@ def _sums(problem: Problem, shift: Tensor | None) -> _Sums:
             into_rest.add_(powers.sum(dim=-1))
             into_context.baddbmm_(powers, value[:, keys])
             into_dot.add_(scores.mul_(powers).sum(dim=-1))
-    first = torch.exp2(_shifted(problem.scores_at(Target(key=0)), shift))
-    sink = _sink(problem, shift)
-    return _Sums(rest, dot, first, sink, _context(problem, context, first, rest, sink), shift)
+            if surveying is not None:
+                if keys.start == 0:
+                    powers[..., 0] = problem.over_rows(first, band)
+                surveying.add(band, keys, powers)
+        if surveying is not None:
+            of_band = None if sink is None else problem.over_rows(sink, band)
+            scale = _scale(problem, problem.over_rows(first, band), into_rest, of_band)
+            if len(ranges) == 1:
+                surveying.receive(band, ranges[0], powers, scale)
+            else:
+                # Now that the sums are known, each tile once more.
+                for keys, scores in zip(ranges, problem.tiles(band, ranges, shift, room), strict=True):
+                    surveying.receive(band, keys, scores.exp2_(), scale)
+    survey = None if surveying is None else surveying.finish(_scale(problem, first, rest, sink))
+    return _Sums(rest, dot, first, sink, _context(problem, context, first, rest, sink), shift, survey)
+
+
+def _scale(problem: Problem, first: Tensor, rest: Tensor, sink: Tensor | None) -> Tensor:
+    """What powers have to be divided by; 1 where there are none."""
+    total = rest + first
+    scale = total if sink is None or problem.terms.sinks_scale_context else total + sink
+    return torch.where(total == 0, 1.0, scale)
 
 
 def _shifted(scores: Tensor, shift: Tensor | None) -> Tensor:
@@ -161,15 +183,46 @@ class StreamedWeights:
 
     Results are float32, (batch, num_heads, query), of all rows. Where a learned sink takes part, weights sum to less
     than one, as the model's own do. Rows that see nothing have no weights.
+
+    Arguments are those of `attend`. Nothing is computed before it is asked for.
     """
 
-    def __init__(self, problem: Problem, sums: _Sums) -> None:
-        self._problem, self._sums = problem, sums
-        sink = None if problem.terms.sinks_scale_context else sums.sink
-        scale = sums.total if sink is None else sums.total + sink
-        self._scale = torch.where(sums.total == 0, 1.0, scale)
-        self._powers: dict[Target, Tensor] = {Target(key=0): sums.first}
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, terms: Terms) -> None:
+        self._problem, self._dtype = Problem.of(query, key, value, visibility, terms), value.dtype
+        self._wanted: Wanted | None = None
+        self._powers: dict[Target, Tensor] = {}
         self._off: dict[float, Tensor] = {}
+
+    def expect(self, wanted: Wanted) -> None:
+        """Have a survey made by the pass that is made anyway; if there was one, by another."""
+        self._wanted = wanted
+        for known in ("_sums", "_scale"):
+            vars(self).pop(known, None)
+
+    def survey(self, wanted: Wanted) -> Survey:
+        """Each row's largest weight, sums by kind of key and over cells, what each key receives."""
+        if self._wanted is not wanted:
+            self.expect(wanted)
+        assert self._sums.survey is not None
+        return self._sums.survey
+
+    @cached_property
+    def _sums(self) -> _Sums:
+        problem = self._problem
+        sums = _summed(problem, None, self._wanted)
+        if not bool(_exact(problem, sums.total)):
+            sums = _summed(problem, _largest_scores(problem), self._wanted)
+        self._powers[Target(key=0)] = sums.first
+        return sums
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return _scale(self._problem, self._sums.first, self._sums.rest, self._sums.sink)
+
+    @property
+    def context(self) -> Tensor:
+        """(batch, query, num_heads, value_dim), in the values' dtype."""
+        return self._sums.context.to(self._dtype)
 
     @property
     def visibility(self) -> Visibility:
@@ -185,12 +238,13 @@ class StreamedWeights:
     @property
     def device(self) -> torch.device:
         """Where everything is."""
-        return self._scale.device
+        return self._problem.query.device
 
     def at(self, target: Target) -> Tensor:
         """Each row's weight on its target; 0 where it does not see it."""
+        sums = self._sums
         if target not in self._powers:
-            self._powers[target] = torch.exp2(_shifted(self._problem.scores_at(target), self._sums.shift))
+            self._powers[target] = torch.exp2(_shifted(self._problem.scores_at(target), sums.shift))
         return self._by_head(self._powers[target] / self._scale)
 
     def total(self, first: bool = True) -> Tensor:
@@ -259,16 +313,6 @@ class StreamedWeights:
         weights.div_(self._scale[..., places, None])
         by_head = weights.view(*weights.shape[:2], len(rows), groups, -1).transpose(2, 3)
         return by_head.reshape(*self.shape[:2], len(rows), -1)
-
-    def survey(self, kinds: Mapping[str, Tensor], cells: Mapping[str, Cells], counted: Tensor) -> Survey:
-        """Each row's largest weight, sums by kind of key and over cells, what each key receives; one pass.
-
-        Args:
-            kinds: bool, (batch, key) each: the keys of a kind.
-            cells: The cells of a name.
-            counted: bool, (batch, query): rows that count for what keys receive.
-        """
-        return survey(self._problem, self._powers_of(True), self._scale, kinds, cells, counted)
 
     def off_by(self, epsilon: float) -> Tensor:
         """Each row's sum of w ln(1 + epsilon / w), from a sample of rows and a line between any two; remembered."""

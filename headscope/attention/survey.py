@@ -1,4 +1,4 @@
-"""What one more pass over all tiles tells of softmax weights: the largest, sums by kind of key, by cell, by column.
+"""What a pass over all tiles tells of softmax weights beside sums of rows: the largest, sums by kind, cell and column.
 
 Products of a tile with a few columns would cost as much as the tile itself: each column is a product of its own, of a
 matrix and a vector.
@@ -6,7 +6,7 @@ matrix and a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,21 @@ from headscope.attention.tiles import Band, Problem
 
 Cells = Callable[[slice, slice], tuple[Tensor, Tensor, Tensor]]
 """The cells that are meant in a range of rows and a range of keys: example, row and key of each, int64 (cell,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What a survey is of.
+
+    Attributes:
+        kinds: bool, (batch, key) each: the keys of a kind.
+        cells: The cells of a name.
+        counted: bool, (batch, query): rows that count for what keys receive.
+    """
+
+    kinds: Mapping[str, Tensor]
+    cells: Mapping[str, Cells]
+    counted: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,72 +50,94 @@ class Survey:
     received: Tensor
 
 
-def survey(
-    problem: Problem,
-    tiles: Iterable[tuple[Band, slice, Tensor]],
-    scale: Tensor,
-    kinds: Mapping[str, Tensor],
-    cells: Mapping[str, Cells],
-    counted: Tensor,
-) -> Survey:
-    """Sum over all tiles.
+class Surveying:
+    """A survey that is being made, tile by tile.
 
     Args:
         problem: The computation.
-        tiles: Its tiles exponentiated, (batch * kv_head, rows * group, keys); they are written over.
-        scale: (batch, kv_head, query * group): what they have to be divided by.
-        kinds: bool, (batch, key) each: the keys of a kind.
-        cells: The cells of a name.
-        counted: bool, (batch, query): rows that count for `received`.
+        wanted: What the survey is of.
     """
-    batch, kv_heads, _ = scale.shape
-    groups, keys = problem.groups, problem.visibility.keys
-    largest = torch.zeros_like(scale)
-    on = {name: torch.zeros_like(scale) for name in kinds}
-    onto = {name: scale.new_zeros(batch, problem.visibility.rows, kv_heads, groups) for name in cells}
-    received = scale.new_zeros(batch, kv_heads, 2, groups, keys)
-    # Many texts have no token of some kind.
-    columns = {name: mark.float() for name, mark in kinds.items() if bool(mark.any())}
-    shares = counted[:, None, :, None] / scale.view(batch, kv_heads, -1, groups)
-    for band, wide, powers in tiles:
-        examples = range(band.examples.start, band.examples.stop)
-        into = problem.over_rows(largest, band)
+
+    def __init__(self, problem: Problem, wanted: Wanted) -> None:
+        self.problem, self.wanted = problem, wanted
+        batch, kv_heads = problem.key.shape[:2]
+        groups, view = problem.groups, problem.visibility
+        self.largest = problem.query.new_zeros(batch, kv_heads, view.rows * groups)
+        self.on = {name: torch.zeros_like(self.largest) for name in wanted.kinds}
+        self.onto = {name: problem.query.new_zeros(kv_heads, groups, batch, view.rows) for name in wanted.cells}
+        self.received = problem.query.new_zeros(batch, kv_heads, 2, groups, view.keys)
+        # Many texts have no token of some kind.
+        self.columns = {name: mark.float() for name, mark in wanted.kinds.items() if bool(mark.any())}
+
+    def add(self, band: Band, wide: slice, powers: Tensor) -> None:
+        """Add a tile's rows.
+
+        Args:
+            band, wide: Where it is.
+            powers: Exponentials that are not divided by their rows' sums yet, (batch * kv_head, rows * group, keys).
+        """
+        into = self.problem.over_rows(self.largest, band)
         torch.maximum(into, powers.amax(dim=-1), out=into)
-        grid = powers.view(len(examples), -1, band.rows.stop - band.rows.start, groups, powers.shape[-1])
-        for name, column in columns.items():
-            rows = on[name][band.examples, band.heads, band.rows.start * groups : band.rows.stop * groups]
-            for number, example in enumerate(examples):
+        grid = self._grid(band, powers)
+        groups = self.problem.groups
+        for name, column in self.columns.items():
+            rows = self.on[name][band.examples, band.heads, band.rows.start * groups : band.rows.stop * groups]
+            for number, marks in enumerate(column[band.examples, wide]):
                 flat = grid[number].reshape(-1, powers.shape[-1])
-                rows[number] += torch.mv(flat, column[example, wide]).view(rows[number].shape)
-        for name, of in cells.items():
-            _sum_cells(grid, band, of(band.rows, wide), wide.start, onto[name])
-        # From here on the tile holds weights.
-        grid.mul_(shares[band.examples, band.heads, band.rows, :, None])
+                rows[number] += torch.mv(flat, marks).view(rows[number].shape)
+        for name, of in self.wanted.cells.items():
+            example, row, key = _of_band(band, of(band.rows, wide), len(self.wanted.counted))
+            place = grid.stride(0) * (example - band.examples.start) + grid.stride(2) * (row - band.rows.start)
+            values = torch.take(powers, self._heads_of(grid) + (place + key - wide.start))
+            into = self.onto[name].flatten(2)[band.heads]
+            into.index_add_(2, example * self.problem.visibility.rows + row, values)
+
+    def receive(self, band: Band, wide: slice, powers: Tensor, scale: Tensor) -> None:
+        """Add what a tile's keys receive; the tile is written over.
+
+        Args:
+            band, wide, powers: As for `add`.
+            scale: (batch * kv_head, rows * group): what the band's rows have to be divided by.
+        """
+        grid = self._grid(band, powers)
+        shares = self.wanted.counted[band.examples, None, band.rows, None] / scale.view(grid.shape[:-1])
+        grid.mul_(shares[..., None])
         for parity in (0, 1):
             rows = grid[:, :, (parity - band.rows.start) % 2 :: 2]
-            received[band.examples, band.heads, parity, :, wide] += rows.sum(dim=2)
+            self.received[band.examples, band.heads, parity, :, wide] += rows.sum(dim=2)
 
-    def by_head(sums: Tensor) -> Tensor:
-        return (sums / scale).view(batch, kv_heads, -1, groups).transpose(2, 3).flatten(1, 2)
+    def finish(self, scale: Tensor) -> Survey:
+        """What was found, given what all rows have to be divided by, (batch, kv_head, query * group)."""
+        batch, kv_heads, _ = scale.shape
+        groups = self.problem.groups
 
-    return Survey(
-        largest=by_head(largest),
-        on={name: by_head(sums) for name, sums in on.items()},
-        onto={name: by_head(sums.transpose(1, 2).flatten(2)) for name, sums in onto.items()},
-        received=received.transpose(2, 3).flatten(1, 2),
-    )
+        def by_head(values: Tensor) -> Tensor:
+            return values.view(batch, kv_heads, -1, groups).transpose(2, 3).flatten(1, 2)
+
+        by_row = by_head(scale)
+        return Survey(
+            largest=by_head(self.largest / scale),
+            on={name: by_head(sums / scale) for name, sums in self.on.items()},
+            onto={n: sums.permute(2, 0, 1, 3).flatten(1, 2) / by_row for n, sums in self.onto.items()},
+            received=self.received.transpose(2, 3).flatten(1, 2),
+        )
+
+    @staticmethod
+    def _heads_of(grid: Tensor) -> Tensor:
+        """int64, (kv_head, group, 1): how far each head's values lie from the first one's, for `torch.take`."""
+        kv_heads, groups = (torch.arange(grid.shape[i], device=grid.device) * grid.stride(i) for i in (1, 3))
+        return (kv_heads[:, None] + groups)[..., None]
+
+    def _grid(self, band: Band, powers: Tensor) -> Tensor:
+        """(example, kv_head, rows, group, keys)."""
+        examples, rows = (s.stop - s.start for s in (band.examples, band.rows))
+        return powers.view(examples, -1, rows, self.problem.groups, powers.shape[-1])
 
 
-def _sum_cells(grid: Tensor, band: Band, cells: tuple[Tensor, Tensor, Tensor], first_key: int, into: Tensor) -> None:
-    """Add to each row what it gives to its own cells.
-
-    Args:
-        grid: (example, kv_head, rows, group, keys).
-        into: (batch, query, kv_head, group), written to.
-    """
-    example, row, key = cells
-    if len(grid) < len(into):
-        inside = (example >= band.examples.start) & (example < band.examples.stop)
-        example, row, key = example[inside], row[inside], key[inside]
-    values = grid[example - band.examples.start, :, row - band.rows.start, :, key - first_key]
-    into.flatten(0, 1)[:, band.heads].index_add_(0, example * into.shape[1] + row, values)
+def _of_band(band: Band, cells: tuple[Tensor, Tensor, Tensor], examples: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of the band's examples, of so many."""
+    if band.examples.stop - band.examples.start == examples:
+        return cells
+    inside = (cells[0] >= band.examples.start) & (cells[0] < band.examples.stop)
+    example, row, key = (places[inside] for places in cells)
+    return example, row, key

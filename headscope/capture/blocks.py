@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.streaming import StreamedWeights
-from headscope.attention.survey import Survey
+from headscope.attention.survey import Survey, Wanted
 from headscope.attention.visibility import Target, Visibility
 from headscope.capture.key_tokens import REPEATS, SUCCESSORS, KeyTokens
 from headscope.models.sites import Site
@@ -309,9 +309,14 @@ class StreamedRows(Rows):
     @cached_property
     def _survey(self) -> Survey:
         """What a pass tells of all kinds of tokens and relations at once."""
+        return self.weights.survey(self.wanted)
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """What that pass has to look at, where the tokens are known."""
         tokens = self._tokens()
         related = {} if self.cross else {name: partial(tokens.listed, name) for name in (REPEATS, SUCCESSORS)}
-        return self.weights.survey(tokens.marks, related, self.positions < self.lengths[:, None])
+        return Wanted(tokens.marks, related, self.positions < self.lengths[:, None])
 
     def distance(self) -> Tensor:
         """Each row's sum of w |i - j|, in tokens."""

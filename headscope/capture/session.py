@@ -160,10 +160,13 @@ class Capture:
         if isinstance(call, StreamedCall):
             view = self._view_within(call.weights.visibility, key)
             _check_joined(call, view, device, joined)
-            check_streamed(call, view, query, key, self.findings, expect_causal)
             cross = call.site.cross or shape[2] != shape[3]
             facts = (query.valid[:, None], view, key.special, query.lengths, cross)
-            self._show(call.site, StreamedRows(0, *facts, first_key=0, weights=call.weights, tokens=key.tokens))
+            rows = StreamedRows(0, *facts, first_key=0, weights=call.weights, tokens=key.tokens)
+            if rows.tokens is not None:
+                call.weights.expect(rows.wanted)
+            check_streamed(call, view, query, key, self.findings, expect_causal)
+            self._show(call.site, rows)
             return
         matrix = matrix_of(call, query, key)
         _check_joined(call, self._view(matrix.visible), device, joined)

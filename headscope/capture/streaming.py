@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from headscope.attention.streaming import StreamedWeights, attend
+from headscope.attention.streaming import StreamedWeights
 from headscope.capture.evaluation import configs_of, eager_evaluation
 from headscope.capture.given import Masks, additive_mask, problem_of
 from headscope.capture.layerwise import FUNCTION_ARGUMENTS, Call, arguments_of
@@ -39,7 +39,6 @@ class StreamedCall:
         number: Which call of its module in this forward pass this is.
         weights: What is known of the weights.
         num_kv_heads, head_dim: From the keys' and the queries' shapes.
-        context: (batch, query, head, dim).
     """
 
     site: Site
@@ -47,7 +46,11 @@ class StreamedCall:
     weights: StreamedWeights
     num_kv_heads: int
     head_dim: int
-    context: Tensor
+
+    @property
+    def context(self) -> Tensor:
+        """(batch, query, head, dim)."""
+        return self.weights.context
 
 
 def run(
@@ -141,14 +144,15 @@ class _Streaming:
         query, key = problem[:2]
         # What is summed in float32 stays so where the caller lets torch round products.
         with torch.autocast(query.device.type, enabled=False):
-            context, weights = attend(*problem)
+            # Nothing is computed yet: who takes it says first what else to look at on the way.
+            weights = StreamedWeights(*problem)
             if watched:
                 self.recorder.record(
                     module,
                     None,
-                    lambda site, number: StreamedCall(site, number, weights, key.shape[1], query.shape[-1], context),
+                    lambda site, number: StreamedCall(site, number, weights, key.shape[1], query.shape[-1]),
                 )
-        return context, None
+            return weights.context, None
 
     def _as_it_is(self, module: nn.Module, given: Mapping[str, Any], watched: bool) -> tuple[Tensor, Tensor | None]:
         """The module's own function with what it was given, masks as eager attention takes them."""

@@ -59,10 +59,12 @@ class Examples:
         else:
             # Of some rows, the mean over all is not known yet.
             often = masked.amax(dim=(0, 2)) >= _LEAST
-        for head in often.nonzero()[:, 0].tolist():
-            at, flat = (float(t) for t in masked[:, head].flatten().max(dim=0))
-            if (name, head) not in known or known[name, head][0] < 0.9 * at:
-                self._wanted[name, head] = _Wanted(name, head, int(flat) // size, int(flat) % size, at)
+        if not bool(often.any()):
+            return
+        best = masked.transpose(0, 1).flatten(1).max(dim=1)
+        for head, (shown, at, flat) in enumerate(zip(*(t.tolist() for t in (often, *best)), strict=True)):
+            if shown and ((name, head) not in known or known[name, head][0] < 0.9 * at):
+                self._wanted[name, head] = _Wanted(name, head, flat // size, flat % size, at)
 
     def keep(self, site: Site, rows: Rows) -> None:
         """Read the chosen rows and forget the choice."""
