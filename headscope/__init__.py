@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from headscope.corpus.command import analyze_corpus as analyze_corpus
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads.analysis import analyze as analyze
-    from headscope.heads.lesson import analyze_head_patterns as analyze_head_patterns
-    from headscope.heads.lesson import extract_attention_patterns as extract_attention_patterns
+    from headscope.heads.one_layer import analyze_head_patterns as analyze_head_patterns
+    from headscope.heads.one_layer import extract_attention_patterns as extract_attention_patterns
     from headscope.importance.command import head_importance as head_importance
     from headscope.models.loading import load as load
     from headscope.proof.explain import explain_head as explain_head
@@ -40,12 +40,12 @@ _HOME = {
     "MultiHeadAttentionTorch": "headscope.attention.torch_mha",
     "analyze": "headscope.heads.analysis",
     "analyze_corpus": "headscope.corpus.command",
-    "analyze_head_patterns": "headscope.heads.lesson",
+    "analyze_head_patterns": "headscope.heads.one_layer",
     "compare": "headscope.comparison.compare",
     "convert": "headscope.pruning.convert",
     "efficient_mha": "headscope.attention.torch_attention",
     "explain_head": "headscope.proof.explain",
-    "extract_attention_patterns": "headscope.heads.lesson",
+    "extract_attention_patterns": "headscope.heads.one_layer",
     "find_pruneable_heads_and_indices": "headscope.pruning.compat",
     "head_importance": "headscope.importance.command",
     "heatmap": "headscope.views.heatmap",

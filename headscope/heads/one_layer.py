@@ -1,4 +1,4 @@
-"""The lesson's two functions, by their names: take attention out of a model, and say what each head does."""
+"""One layer's attention as arrays: taken out of a model, and labelled, whatever model it is from."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def extract_attention_patterns(
         options: More arguments of `headscope.analyze`, such as `stack` or `words`.
 
     Returns:
-        `{"tokens": one readable label a token, "weights": float32 array (heads, n, n)}`; for cross-attention the tokens
-        are the query's, and `"keys"` are those attended to.
+        `{"tokens": one readable label a query, "weights": float32 (heads, query, key), "keys": one label a key}`; of
+        self-attention `"keys"` are the tokens again.
 
     Raises:
         InputError: An unknown layer, or one that several stacks have.

@@ -1,4 +1,4 @@
-"""The lesson's two functions say what `analyze` says, of a model or of bare weights."""
+"""Arrays of one layer are those of `analyze`, and bare weights get the labels that it gives."""
 
 from __future__ import annotations
 
