@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import headscope
 from headscope.cli.main import app
 from tests.warm import warm
 
@@ -109,6 +110,14 @@ def test_the_python_examples_work(code: str, tmp_path: Path, environment: dict[s
     assert done.stdout
 
 
+def test_every_public_name_is_told_of() -> None:
+    listed = re.search(r"^\| names \| what .*?\n\n", PAGES["measuring.md"] + "\n", re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    rows = [line.split("|")[1] for line in listed.group().splitlines()[2:] if line]
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(names) == sorted(set(headscope.__all__) - {"__version__"})
+
+
 @pytest.mark.parametrize("rules", blocks("toml"))
 def test_the_rules_example_is_one(rules: str, tmp_path: Path) -> None:
     from headscope.heads.rules import load_rules
@@ -184,7 +193,9 @@ def test_every_option_named_exists() -> None:
     text = "\n".join(TEXTS.values())
     scripts = re.findall(r"python (benchmarks/\w+\.py|-m tests\.\w+)([^`\n]*)", text)
     for script, options in scripts:
-        source = (ROOT / (script.removeprefix("-m ").replace("tests.", "tests/").removesuffix(".py") + ".py")).read_text()
+        source = (
+            ROOT / (script.removeprefix("-m ").replace("tests.", "tests/").removesuffix(".py") + ".py")
+        ).read_text()
         assert options_in(options) <= options_in(source), script
     assert options_in(re.sub(r"python (benchmarks/|-m tests\.)[^`\n]*", "", text)) <= known
 

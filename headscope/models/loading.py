@@ -159,7 +159,7 @@ def load(
     """Load an ordinary transformers model for `headscope.analyze`, which finds its tokenizer again.
 
     A directory with a pruned model gives the class that was pruned, with its head, and so do checkpoints of
-    transformers 4 with `pruned_heads`. Arguments and errors are those of `load_model`.
+    transformers 4 with `pruned_heads`. Arguments and errors are those of `headscope.models.loading.load_model`.
     """
     loaded = load_model(
         name,
