@@ -225,9 +225,7 @@ def check(call: Call, matrix: Matrix, findings: Findings, expect_causal: bool) -
             f"{where} returned values that are not attention weights: a row sums to {total:.3g}",
             "Scores before the softmax and block-sparse approximations cannot be measured.",
         )
-    unseen = float(1 - sums.mean()) if sums.numel() else 0.0
-    if unseen > slack:
-        findings.unseen.setdefault(call.site.stack, []).append(unseen)
+    _note_unseen(call.site, sums, slack, findings)
     _check_padding(where, matrix, slack)
     if expect_causal and _leaks(matrix):
         findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
@@ -246,9 +244,7 @@ def check_streamed(
     sums = weights.total()[valid]
     if not bool(torch.isfinite(sums).all()):
         raise nan_weights(call.site)
-    unseen = float(1 - sums.mean()) if sums.numel() else 0.0
-    if unseen > 1e-3:
-        findings.unseen.setdefault(call.site.stack, []).append(unseen)
+    _note_unseen(call.site, sums, 1e-3, findings)
     if view is not weights.visibility:
         more = weights.visibility.counts(valid.device) - view.counts(valid.device)
         if bool((more.expand(len(query.lengths), -1, -1)[:, 0] * query.valid > 0).any()):
@@ -256,6 +252,12 @@ def check_streamed(
             _refuse_padding(f"{call.site.path} (layer {call.site.layer})", float(lost.max()), 1e-3)
     if expect_causal and not view.causal and view.remember("ahead", lambda: _looks_ahead(view, query)):
         findings.leaks.setdefault(call.site.stack, []).append(str(call.site.layer))
+
+
+def _note_unseen(site: Site, sums: Tensor, slack: float, findings: Findings) -> None:
+    unseen = float(1 - sums.mean()) if sums.numel() else 0.0
+    if unseen > slack:
+        findings.unseen.setdefault(site.stack, []).append(unseen)
 
 
 def _looks_ahead(view: Visibility, query: Axis) -> bool:
