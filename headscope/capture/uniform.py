@@ -42,7 +42,8 @@ class UniformRows(Rows):
 
     def entropy(self, scaled: bool = False) -> Tensor:
         """Each row's -sum w ln(w + 1e-9), in nats."""
-        return -(self._share + EPSILON).log() * (self.counts > 0)
+        # That of a row that sees nothing is 0, as its share is 1.
+        return -(self._share + EPSILON).log()
 
     def on(self, columns: Tensor) -> Tensor:
         """Each row's sum of weights on some keys."""
