@@ -90,6 +90,24 @@ def test_records_hold_means_and_spread_of_each_head(values):
         assert (record.pattern, record.runner_up) == SEED.label(means)
 
 
+# ------------------------------------------------------------------ marks
+def test_what_is_no_better_than_chance_is_marked():
+    """Chance is 0.1 for sinks and 0 for the others; of entropy the low values are the telling ones."""
+    assert {record.at_chance for record in records(seed_values(0.9, 0.7))} == {("entropy",)}
+    assert {record.at_chance for record in records(seed_values(0.1, 0.1))} == {("sink", "entropy")}
+
+
+def test_of_a_sink_the_other_keys_tell_the_rest():
+    values = seed_values(0.9, 0.8)
+    assert {(r.pattern, r.rest_pattern) for r in records(values)} == {("attention_sink", None)}, "none was measured"
+    values["entropy_rest"] = values["entropy"]
+    assert {(r.pattern, r.rest_pattern) for r in records(values)} == {("attention_sink", "broad")}
+    values["prev_token_rest"] = Values(values["sink"].value.copy(), values["sink"].chance)
+    assert {(r.pattern, r.rest_pattern) for r in records(values)} == {("attention_sink", "prev_token")}
+    values["sink"].value[:] = 0.1
+    assert {(r.pattern, r.rest_pattern) for r in records(values)} == {("broad", None)}, "it is no sink"
+
+
 # ------------------------------------------------------------------ stability
 @pytest.mark.parametrize(
     ("sinks", "pattern", "stability", "second", "share"),

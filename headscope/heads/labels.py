@@ -34,7 +34,7 @@ def head_records(
     shown = tuple(dict.fromkeys((*names, *rules.metrics)))
     without_sink = rules.without_sink()
     of_values, of_chances = ({n: _known(m.mean) for n, m in each.items()} for each in (sums.values, sums.chances))
-    spreads = {name: spread(m) for name, m in sums.values.items() if name in shown} if sums.texts > 1 else None
+    spreads = {name: spread(sums.values[name]) for name in shown if name in sums.values} if sums.texts > 1 else None
     records = []
     for head in heads:
         place = facts.heads.index(head)
@@ -53,7 +53,7 @@ def head_records(
                 chance={name: chances.get(name) for name in shown},
                 at_chance=tuple(n for n in shown if at_chance(n, means.get(n), chances.get(n))),
                 rest_pattern=_rest_pattern(pattern, without_sink, means),
-                spread=None if spreads is None else {n: spreads[n][place] for n in shown if n in spreads},
+                spread=None if spreads is None else {name: each[place] for name, each in spreads.items()},
                 stability=stability,
                 second=second,
                 second_share=second_share,
