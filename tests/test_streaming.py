@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headscope.attention import tiles
-from headscope.attention.streaming import attend
+from headscope.attention.streaming import StreamedWeights
 from headscope.attention.tiles import Terms
 from headscope.attention.visibility import Target, Visibility
 from headscope.capture import blocks as rows_of
@@ -95,7 +95,8 @@ def test_everything_equals_plain_attention(computation, sizes):
         patch.setattr(tiles, "TILE_ROWS", sizes[0])
         patch.setattr(tiles, "tile_cells", lambda device: sizes[1])
         patch.setattr(tiles, "TARGET_ROWS", 7)
-        context, found = attend(query, key, value, visibility, terms)
+        found = StreamedWeights(query, key, value, visibility, terms)
+        context = found.context
         expected, weights = plain(query, key, value, visibility, terms)
         check("context", context, expected, tolerance)
         for first in (True, False):
@@ -139,7 +140,8 @@ def test_scores_far_beyond_the_range_of_powers_of_two():
     """Sums that would overflow, or vanish, are made again with each row's own maximum."""
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 2, 40, 8) * 40, torch.randn(1, 1, 40, 8) * 40, torch.randn(1, 1, 40, 8)
-    context, found = attend(query, key, value, Visibility(40, 40, causal=True), Terms(1.0))
+    found = StreamedWeights(query, key, value, Visibility(40, 40, causal=True), Terms(1.0))
+    context = found.context
     expected, weights = plain(query, key, value, Visibility(40, 40, causal=True), Terms(1.0))
     assert (query @ key.mT).abs().max() > 5000
     check("context", context, expected, 5e-3)
@@ -150,7 +152,8 @@ def test_scores_far_beyond_the_range_of_powers_of_two():
 def test_a_sink_that_takes_everything():
     query = torch.randn(1, 2, 6, 4)
     terms = Terms(0.5, sinks=torch.tensor([[[500.0], [0.0]]]))
-    context, found = attend(query, query, query, Visibility(6, 6), terms)
+    found = StreamedWeights(query, query, query, Visibility(6, 6), terms)
+    context = found.context
     assert float(found.total()[0, 0].max()) < 1e-20 and float(context[0, :, 0].abs().max()) < 1e-20
     assert float(found.total()[0, 1].min()) > 0.1 and bool(torch.isfinite(found.entropy()).all())
 
@@ -160,7 +163,8 @@ def test_half_precision_is_computed_in_float32(dtype):
     """Statistics are those of the same queries and keys in float32, whatever the model would round on the way."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, 90, 16).to(dtype) for heads in (6, 2, 2))
-    context, found = attend(query, key, value, Visibility(90, 90, causal=True), Terms(0.25))
+    found = StreamedWeights(query, key, value, Visibility(90, 90, causal=True), Terms(0.25))
+    context = found.context
     expected, weights = plain(query, key, value, Visibility(90, 90, causal=True), Terms(0.25))
     assert context.dtype == dtype
     check("context", context.double(), expected, torch.finfo(dtype).eps * float(expected.abs().max()))
@@ -172,7 +176,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 @given(computations(), st.booleans(), st.sampled_from([1, 300, 1 << 19]))
 def test_streamed_rows_answer_as_rows_with_weights_do(computation, rest, cells):
     query, key, value, visibility, terms, tolerance = computation
-    _, found = attend(query, key, value, visibility, terms)
+    found = StreamedWeights(query, key, value, visibility, terms)
     batch, _, rows, keys = found.shape
     valid = torch.rand(batch, 1, rows) < 0.8
     special = torch.rand(1, keys) < 0.3
@@ -231,7 +235,8 @@ def test_large_values_beside_large_powers(size):
     key[:, :, 5] = 83.0  # 2 to the power of 117 above the mean key's score
     value = size * torch.randn(1, 1, 40, 4)
     view = Visibility(40, 40)
-    context, _ = attend(query, key, value, view, Terms(1.0))
+    found = StreamedWeights(query, key, value, view, Terms(1.0))
+    context = found.context
     check("context", context, plain(query, key, value, view, Terms(1.0))[0], 1e-5 * size)
 
 
@@ -242,7 +247,7 @@ def test_the_entropy_of_the_seed_rules_at_length(keys):
     query, key = torch.randn(1, 1, keys, 8), torch.randn(1, 1, keys, 8)
     for scaling in (0.0, 0.3, 3.0):
         view = Visibility(keys, keys, causal=True)
-        _, found = attend(query, key, key, view, Terms(scaling))
+        found = StreamedWeights(query, key, key, view, Terms(scaling))
         axis = torch.zeros(1, keys, dtype=torch.bool)
         rows = StreamedRows(0, ~axis[:, None], view, axis, torch.tensor([keys]), False, 0, weights=found)
         exact = []

@@ -241,9 +241,9 @@ def _parameters(model):
 # ------------------------------------------------------------------ the check of itself
 def changed(monkeypatch, **parts):
     """Our attention with something wrong in it."""
-    plain = attention_streaming.attend
+    plain = attention_streaming.StreamedWeights
 
-    def attend(query, key, value, visibility, terms):
+    def changed_weights(query, key, value, visibility, terms):
         wrong = copy.copy(terms)
         for name, change in parts.items():
             if name == "value":
@@ -252,7 +252,7 @@ def changed(monkeypatch, **parts):
                 object.__setattr__(wrong, name, change(getattr(terms, name)))
         return plain(query, key, value, visibility, wrong)
 
-    monkeypatch.setattr(streaming, "attend", attend)
+    monkeypatch.setattr(streaming, "StreamedWeights", changed_weights)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headscope.attention import tiles
-from headscope.attention.streaming import attend
+from headscope.attention.streaming import StreamedWeights
 from headscope.attention.survey import Wanted
 from headscope.attention.tiles import Terms
 from headscope.attention.visibility import Target, Visibility
@@ -104,7 +104,8 @@ def test_every_sum_equals_that_over_the_whole_matrix(computation, sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ROWS", sizes[0])
         patch.setattr(tiles, "tile_cells", lambda device: sizes[1])
-        context, streamed = attend(query, key, key, view, terms)
+        streamed = StreamedWeights(query, key, key, view, terms)
+        context = streamed.context
         wanted = Wanted(kinds, {name: cells_of(grid) for name, grid in grids.items()}, counted)
         found = streamed.survey(wanted)
         assert torch.equal(context, streamed.context), "what is looked at on the way changes nothing"
@@ -126,7 +127,7 @@ def test_every_sum_equals_that_over_the_whole_matrix(computation, sizes):
 def test_large_scores_really_take_the_second_pass():
     torch.manual_seed(0)
     query, key = torch.randn(1, 2, 30, 8) * 30, torch.randn(1, 1, 30, 8) * 30
-    _, streamed = attend(query, key, key, Visibility(30, 30, causal=True), Terms(1.0))
+    streamed = StreamedWeights(query, key, key, Visibility(30, 30, causal=True), Terms(1.0))
     assert streamed._sums.shift is not None
     found = streamed.survey(Wanted({}, {}, torch.ones(1, 30, dtype=torch.bool)))
     weights = streamed.rows(range(30))
@@ -147,7 +148,7 @@ def surveyed(draw):
     tokens = KeyTokens(
         torch.randint(0, 6, (batch, keys)), special, lengths, {OTHER_SPECIAL: special, PUNCTUATION: marked}
     )
-    _, weights = attend(query, key, key, view, terms)
+    weights = StreamedWeights(query, key, key, view, terms)
     lengths = torch.randint(1, view.rows + 1, (batch,)) if cross else lengths
     valid = (torch.arange(view.rows) < lengths[:, None])[:, None]
     facts = (valid, view, special, lengths, cross, 0)

@@ -33,27 +33,6 @@ _MOST_POWER = 99.0
 _SAMPLED_ROWS = 16
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, terms: Terms
-) -> tuple[Tensor, StreamedWeights]:
-    """Softmax attention without its matrix.
-
-    Args:
-        query: (batch, num_heads, query, head_dim), positions applied.
-        key: (batch, num_kv_heads, key, head_dim); num_heads is a multiple of num_kv_heads.
-        value: (batch, num_kv_heads, key, value_dim).
-        visibility: What each row may look at. A row that sees nothing gets the mean of all values, as it does where
-            the most negative number is added to all of its scores; with a learned sink, nothing.
-        terms: Scaling and the like.
-
-    Returns:
-        The context, (batch, query, num_heads, value_dim) in the values' dtype, and what is known of the weights.
-        Everything is computed in float32.
-    """
-    weights = StreamedWeights(query, key, value, visibility, terms)
-    return weights.context, weights
-
-
 # ------------------------------------------------------------------ passes over all tiles
 @dataclass(frozen=True)
 class _Sums:
@@ -182,9 +161,14 @@ class StreamedWeights:
     """Softmax weights that are not there: whatever is asked of them is computed from sums, or in another pass.
 
     Results are float32, (batch, num_heads, query), of all rows. Where a learned sink takes part, weights sum to less
-    than one, as the model's own do. Rows that see nothing have no weights.
+    than one, as the model's own do. Rows that see nothing have no weights. Nothing is computed before it is asked for.
 
-    Arguments are those of `attend`. Nothing is computed before it is asked for.
+    Args:
+        query: (batch, num_heads, query, head_dim), positions applied.
+        key: (batch, num_kv_heads, key, head_dim); num_heads is a multiple of num_kv_heads.
+        value: (batch, num_kv_heads, key, value_dim).
+        visibility: What each row may look at.
+        terms: Scaling and the like.
     """
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, terms: Terms) -> None:
@@ -221,7 +205,11 @@ class StreamedWeights:
 
     @property
     def context(self) -> Tensor:
-        """(batch, query, num_heads, value_dim), in the values' dtype."""
+        """(batch, query, num_heads, value_dim), in the values' dtype.
+
+        A row that sees nothing gets the mean of all values, as it does where the most negative number is added to all
+        of its scores; with a learned sink, nothing.
+        """
         return self._sums.context.to(self._dtype)
 
     @property
