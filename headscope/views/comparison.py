@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from headscope.comparison.result import Comparison, HeadChange, Match
-from headscope.errors import InputError
 from headscope.views.columns import Column, ColumnBlocks, Lines
 from headscope.views.comparison_summary import facts, name_of, summary
+from headscope.views.formats import in_format, plain_text
 from headscope.views.records import plain
 from headscope.views.text import csv_field, markdown_text, visible
 
@@ -110,9 +110,7 @@ def render_comparison(result: Comparison, name: str) -> str:
     Raises:
         InputError: There is no such format.
     """
-    if name not in _FORMATS:
-        raise InputError(f"unknown format {name!r}", f"formats: {', '.join(_FORMATS)}")
-    return _FORMATS[name](result)
+    return in_format(result, name, _FORMATS)
 
 
 def flat_changes(result: Comparison) -> list[dict[str, Any]]:
@@ -144,10 +142,7 @@ def _flat(head: HeadChange, match: Match | None, metrics: Sequence[str], several
 
 
 def _table(result: Comparison) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(comparison_table(result))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(comparison_table(result))
 
 
 def _json(result: Comparison) -> str:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from math import floor, isfinite, log10
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headscope.errors import InputError
 from headscope.pruning.curve_result import Curve, Point
 from headscope.views.choosing import counts_tokens, loss_unit, perplexity_rise, sizes_line
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
+from headscope.views.formats import in_format, plain_text
 from headscope.views.heatmaps import DPI, picture
 from headscope.views.records import plain
 from headscope.views.text import csv_field, markdown_text, visible
@@ -150,16 +150,11 @@ def render_curve(curve: Curve, name: str) -> str:
     Raises:
         InputError: There is no such format.
     """
-    if name not in _FORMATS:
-        raise InputError(f"unknown format {name!r}", f"formats: {', '.join(_FORMATS)}")
-    return _FORMATS[name](curve)
+    return in_format(curve, name, _FORMATS)
 
 
 def _table(curve: Curve) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(curve_table(curve))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(curve_table(curve))
 
 
 def _json(curve: Curve) -> str:

@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headscope.errors import InputError
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
+from headscope.views.formats import in_format, plain_text
 from headscope.views.records import plain
 from headscope.views.score_grid import MISSING, Grid, Scale, Scored, grids_of, scale_of
 from headscope.views.sections import plural
@@ -114,9 +114,7 @@ def render_importance(result: Importance, name: str) -> str:
     Raises:
         InputError: There is no such format.
     """
-    if name not in _FORMATS:
-        raise InputError(f"unknown format {name!r}", f"formats: {', '.join(_FORMATS)}")
-    return _FORMATS[name](result)
+    return in_format(result, name, _FORMATS)
 
 
 def flat_scores(result: Importance) -> Iterator[dict[str, Any]]:
@@ -129,10 +127,7 @@ def flat_scores(result: Importance) -> Iterator[dict[str, Any]]:
 
 
 def _table(result: Importance) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(importance_table(result))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(importance_table(result))
 
 
 def _json(result: Importance) -> str:

@@ -8,14 +8,14 @@ import json
 from collections.abc import Callable, Sequence
 from math import isfinite
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headscope.errors import InputError
 from headscope.pruning.result import Change, PruneResult, Quality
 from headscope.pruning.spec import write_heads
 from headscope.views.choosing import chosen_lines, repair_lines
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
+from headscope.views.formats import in_format, plain_text
 from headscope.views.text import csv_field, markdown_text, visible
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -186,16 +186,11 @@ def render_pruning(result: PruneResult, name: str) -> str:
     Raises:
         InputError: There is no such format.
     """
-    if name not in _FORMATS:
-        raise InputError(f"unknown format {name!r}", f"formats: {', '.join(_FORMATS)}")
-    return _FORMATS[name](result)
+    return in_format(result, name, _FORMATS)
 
 
 def _table(result: PruneResult) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(pruning_table(result))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(pruning_table(result))
 
 
 def _json(result: PruneResult) -> str:

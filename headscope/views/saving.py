@@ -7,13 +7,13 @@ import io
 import json
 from collections.abc import Callable
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headscope.errors import InputError
 from headscope.pruning.save_report import FORMS, SaveReport
 from headscope.pruning.spec import write_heads
 from headscope.views.columns import Column, ColumnBlocks, Lines
+from headscope.views.formats import in_format, plain_text
 from headscope.views.text import csv_field, markdown_text, visible
 
 _HEADERS = ("layer", "removed", "zeroed")
@@ -54,17 +54,11 @@ def render_saving(report: SaveReport, name: str) -> str:
     Raises:
         InputError: There is no such format.
     """
-    if name not in _FORMATS:
-        raise InputError(f"unknown format {name!r}", f"formats: {', '.join(_FORMATS)}")
-    return _FORMATS[name](report)
+    return in_format(report, name, _FORMATS)
 
 
 def _table(report: SaveReport) -> str:
-    out = io.StringIO()
-    Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False).print(
-        saving_table(report)
-    )
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(saving_table(report))
 
 
 def _json(report: SaveReport) -> str:

@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headscope.errors import InputError
 from headscope.views.columns import Column, ColumnBlocks, Lines
+from headscope.views.formats import in_format, plain_text
 from headscope.views.text import ELLIPSIS, csv_field, markdown_text, visible
 
 if TYPE_CHECKING:
@@ -155,16 +155,11 @@ def render_size(result: Sizes, name: str) -> str:
     Raises:
         InputError: There is no such format.
     """
-    if name not in _FORMATS:
-        raise InputError(f"unknown format {name!r}", f"formats: {', '.join(_FORMATS)}")
-    return _FORMATS[name](result)
+    return in_format(result, name, _FORMATS)
 
 
 def _table(result: Sizes) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(size_table(result))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(size_table(result))
 
 
 def _json(result: Sizes) -> str:

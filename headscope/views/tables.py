@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from headscope.results import Analysis, HeadRecord
 from headscope.views.catalogue import catalogue_tables
 from headscope.views.catalogue_sections import has_types, type_names
 from headscope.views.columns import Column, ColumnBlocks, Facts, Lines
+from headscope.views.formats import plain_text
 from headscope.views.label_map import LabelMap
 from headscope.views.labels import LabelStyle, labels_shown, marked, strongest
 from headscope.views.sections import (
@@ -47,12 +47,7 @@ def analysis_table(analysis: Analysis, *, header: bool = True) -> RenderableType
 
 def table_text(analysis: Analysis, *, width: int = 100) -> str:
     """`analysis_table` and the warnings as plain text without colour, `width` cells wide."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(analysis_table(analysis))
-    for line in warning_lines(analysis):
-        console.print(line)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(analysis_table(analysis), *warning_lines(analysis), width=width)
 
 
 def header_lines(analysis: Analysis) -> RenderableType:

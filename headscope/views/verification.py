@@ -9,12 +9,13 @@ from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from headscope.errors import InputError
 from headscope.results import HeadExplanation, SiteCheck, Verification
 from headscope.views.columns import Column, ColumnBlocks, Lines
+from headscope.views.formats import plain_text
 from headscope.views.text import csv_field, markdown_text, token_label, visible
 
 _NUMBERS = ("max_abs_weights", "max_abs_output", "rel_output")
@@ -125,10 +126,7 @@ def render_verification(result: Verification | HeadExplanation, name: str) -> st
 
 
 def _table(result: Verification | HeadExplanation) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(verification_table(result) if isinstance(result, Verification) else explanation_table(result))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(verification_table(result) if isinstance(result, Verification) else explanation_table(result))
 
 
 def _json(result: Verification | HeadExplanation) -> str:
