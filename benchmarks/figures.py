@@ -29,8 +29,12 @@ class Figure:
     def cells(self) -> tuple[str, str, str, str, str]:
         """What the table shows of it."""
         goal = "" if self.goal is None else f"{'≥' if self.at_least else '≤'} {self.goal:g}"
-        spread = "" if self.low == self.high else f"{self.low:.2f} to {self.high:.2f}"
-        return self.what, f"{self.value:.2f}", spread, goal, {None: "", True: "yes", False: "no"}[self.met]
+        spread = "" if self.low == self.high else f"{_number(self.low)} to {_number(self.high)}"
+        return self.what, _number(self.value), spread, goal, {None: "", True: "yes", False: "no"}[self.met]
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.1e}"
 
 
 def ratio(

@@ -28,6 +28,8 @@ PLAN: tuple[tuple[str, str, list[str]], ...] = (
     ("importance-packaged", "importance", ["--model", "packaged"]),
     ("importance-smollm2", "importance", ["--model", "smollm2"]),
     ("prune", "prune", []),
+    ("agreement-packaged", "agreement", ["--model", "packaged"]),
+    ("agreement-smollm2", "agreement", ["--model", "smollm2", "--only", "half", "--lengths", "12", "40", "150", "512"]),
     ("repair", "repair", ["--repair", "57344"]),
     ("repair-groups", "repair", ["--repair", "57344", "--unit", "kv-group", "--shares", "0.3"]),
 )
