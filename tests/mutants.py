@@ -77,7 +77,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             yield from (_with(node, test=ast.Constant(value)) for value in (True, False))
         case ast.comprehension(ifs=[_, *_]):
             yield _with(node, ifs=[])
-        case ast.Return(value=value) if value is not None:
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield ast.Return(ast.Constant(None))
     match node:
         case ast.Expr(value=value) if not isinstance(value, ast.Constant | ast.Yield | ast.YieldFrom):

@@ -277,6 +277,14 @@ def test_calls_that_are_no_matrix_a_text_are_refused() -> None:
         readable(replace(call, weights=call.weights[:, 0]), 2)
 
 
+def test_modules_whose_rows_are_no_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, _ = given_weights(even(4, 2), 4, 2)
+    kind = type(SITE.module).__name__
+    monkeypatch.setitem(feed.ROWS_ARE_NOT_TOKENS, kind, "looks at pools")
+    with pytest.raises(Unreadable, match=rf"^{SITE.path} \({kind}\) looks at pools$"):
+        readable(call, 2)
+
+
 @pytest.mark.parametrize(("query", "key"), [((4, 2), (5, 2)), ((3, 2), (4, 2)), ((4, 2, 1), (4, 2, 1))])
 def test_rows_and_columns_are_those_of_tokens(query: tuple[int, ...], key: tuple[int, ...]) -> None:
     call, _ = given_weights(even(4, 2, heads=3), 4, 2)
