@@ -176,10 +176,16 @@ def _plain(module: nn.Module, path: str) -> Part:
     return Part(Parameter(path, module, "weight"), bias, axis)
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether a module is torch's Linear, or one of those that compute what it does: not with an adapter, say."""
+    known = type(module).__name__ in PLAIN_LINEARS
+    return isinstance(module, nn.Linear) and (type(module).forward is nn.Linear.forward or known)
+
+
 def _out_axis(module: nn.Module) -> int | None:
     """Which axis of a plain projection's weight its output lies on, None where it is not plain."""
     if isinstance(module, nn.Linear):
-        return 0 if type(module).forward is nn.Linear.forward or type(module).__name__ in PLAIN_LINEARS else None
+        return 0 if is_plain_linear(module) else None
     if isinstance(module, Conv1D):
         return 1
     if type(module) in (nn.Conv1d, nn.Conv2d):

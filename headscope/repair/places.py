@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from headscope.capture.outputs import Output, find_outputs
 from headscope.errors import InputError, ModelError
 from headscope.models.batches import Batch
-from headscope.models.exceptions import PLAIN_LINEARS
+from headscope.models.parts import is_plain_linear
 from headscope.repair.streams import Stream, find_streams
 
 _HINT = "Go without a repair."
@@ -137,10 +137,7 @@ def _layer_path(path: str, layer: int, layers: set[tuple[str, int]]) -> str:
 
 def _gives(module: nn.Module, width: int) -> bool:
     """Whether a module is a plain linear map to so many features."""
-    plain = isinstance(module, Conv1D) or (
-        isinstance(module, nn.Linear)
-        and (type(module).forward is nn.Linear.forward or type(module).__name__ in PLAIN_LINEARS)
-    )
+    plain = isinstance(module, Conv1D) or is_plain_linear(module)
     weight = module._parameters.get("weight") if plain else None
     return weight is not None and weight.is_floating_point() and weight_of(module).shape[1] == width
 
