@@ -198,5 +198,8 @@ def test_nothing_steers_a_terminal(name: str, stack: str, warning: str) -> None:
 
 @pytest.mark.parametrize("heads", [(), (HeadScore("self", 0, 0, 0.5),)])
 def test_little_is_no_trouble(heads) -> None:
-    for name in FORMATS:
-        render_importance(importance(1, 1, heads=heads), name)
+    result = importance(1, 1, heads=heads)
+    written = {name: render_importance(result, name) for name in FORMATS}
+    assert len(json.loads(written["json"])["heads"]) == len(written["jsonl"].splitlines()) == len(heads)
+    assert len(written["csv"].splitlines()) == 1 + len(heads)
+    assert [("0.5" in written[name]) for name in ("table", "markdown")] == [bool(heads)] * 2

@@ -11,6 +11,7 @@ import math
 import re
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 
@@ -232,3 +233,13 @@ def test_an_analysis_without_heads_can_be_written() -> None:
     assert render(result, "jsonl") == ""
     for name in ("json", "markdown", "table"):
         assert render(result, name)
+
+
+def test_a_data_frame_has_the_flat_records() -> None:
+    result = over_texts(analysis(model_heads(2, 3)))
+    frame, records = result.to_dataframe(), flat_records(result)
+    assert frame.shape == (6, len(records[0]))
+    assert list(frame.columns) == list(records[0])
+    for row, found in zip(records, frame.to_dict("records"), strict=True):
+        for name, value in row.items():
+            assert found[name] == value or (value is None and pandas.isna(found[name])), name
