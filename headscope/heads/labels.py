@@ -33,8 +33,9 @@ def head_records(
     """
     shown = tuple(dict.fromkeys((*names, *rules.metrics)))
     without_sink = rules.without_sink()
-    of_values, of_chances = ({n: _known(m.mean) for n, m in each.items()} for each in (sums.values, sums.chances))
-    spreads = {name: spread(sums.values[name]) for name in shown if name in sums.values} if sums.texts > 1 else None
+    values = sums.values
+    of_values, of_chances = ({n: _known(m.mean) for n, m in each.items()} for each in (values, sums.chances))
+    spreads = {name: spread(values[name]) for name in shown if name in values} if sums.texts > 1 else None
     records = []
     for head in heads:
         place = facts.heads.index(head)
