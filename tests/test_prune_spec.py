@@ -151,6 +151,10 @@ def test_offers_the_rest_of_a_group_or_one_of_every_group() -> None:
     ]
 
 
+def test_where_all_go_the_first_that_is_there_stays() -> None:
+    assert Groups(8, 2).placeholder(range(8)) == (0,) and Groups(8, 2).placeholder([7, 5, 3]) == (3,)
+
+
 def test_runs_that_code_counts_on_all_stay() -> None:
     runs = Groups(8, 2, fixed=True)
     assert runs.legal({0, 2, 4, 6}) and not runs.legal({0, 1})
