@@ -124,7 +124,8 @@ class Mutant:
         node = list(ast.walk(tree))[self.place]
         new = ast.copy_location(copy.copy(list(changes(node))[self.number]), node)
         node.__class__, node.__dict__ = type(new), vars(new)
-        waiting, found = [compile(ast.fix_missing_locations(tree), file, "exec")], {}
+        waiting = [compile(ast.fix_missing_locations(tree), file, "exec")]
+        found: dict[tuple[str, int], CodeType] = {}
         while waiting:
             inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
             found |= {(c.co_qualname, c.co_firstlineno): c for c in inner}
@@ -136,7 +137,7 @@ def mutants(source: str) -> list[Mutant]:
     """All mutants of a module."""
     tree = ast.parse(source)
     places = {id(node): i for i, node in enumerate(ast.walk(tree))}
-    owners = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    owners: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
     functions = [node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef)]
     found = []
     for function in functions:
