@@ -139,11 +139,13 @@ class Running:
 
 
 def _heard(reader: int) -> bytes:
+    """All that is there; a terminal gives some 4,000 bytes at a time."""
     os.set_blocking(reader, False)
-    try:
-        return os.read(reader, 1 << 16)
-    except (BlockingIOError, OSError):  # nothing yet, or the other side is closed
-        return b""
+    said = b""
+    with suppress(BlockingIOError, OSError):  # nothing more, or the other side is closed
+        while part := os.read(reader, 1 << 16):
+            said += part
+    return said
 
 
 def _be_the_command(argv: list[str], place: Path, writer: int, listens: int, first: Callable[[], None]) -> None:
