@@ -57,3 +57,11 @@ def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
             found[id(config)] = config
             queue.extend(v for v in vars(config).values() if isinstance(v, PreTrainedConfig))
     return list(found.values())
+
+
+def config_around(model: nn.Module, path: str) -> PreTrainedConfig | None:
+    """The config of the nearest module around a path, its own first; None where none has one."""
+    parts = path.split(".")
+    around = (model.get_submodule(".".join(parts[:n])) for n in range(len(parts), -1, -1))
+    configs = (getattr(module, "config", None) for module in around)
+    return next((c for c in configs if isinstance(c, PreTrainedConfig)), None)

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from headscope.attention.streaming import StreamedWeights
-from headscope.capture.evaluation import configs_of, eager_evaluation
+from headscope.capture.evaluation import config_around, configs_of, eager_evaluation
 from headscope.capture.given import Masks, additive_mask, problem_of
 from headscope.capture.layerwise import FUNCTION_ARGUMENTS, Call, arguments_of
 from headscope.capture.recording import Recorder, forward, hooked
@@ -88,14 +88,7 @@ def run(
 
 def _ours(model: PreTrainedModel, sites: Sequence[Site]) -> dict[int, str]:
     """The configs that get our name: all but those of modules that compute attention themselves on full masks."""
-    kept = set()
-    for site in sites:
-        if site.uses_interface:
-            continue
-        parts = site.path.split(".")
-        above = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts), -1, -1))
-        own = next((c for c in (getattr(m, "config", None) for m in above) if isinstance(c, PreTrainedConfig)), None)
-        kept.add(id(own))
+    kept = {id(config_around(model, site.path)) for site in sites if not site.uses_interface}
     return {id(config): NAME for config in configs_of(model) if id(config) not in kept}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headscope.capture.evaluation import config_around
 from headscope.capture.layerwise import Call, run
 from headscope.errors import ModelError
 from headscope.models.projections import Projections, projections
@@ -104,19 +105,12 @@ def _record(model: nn.Module, call: Call, seen: _Seen, mixed: bool) -> SiteRecor
         tensors=tensors,
         rotations=rotations,
         arguments=seen.kwargs,
-        config=_config(model, call.site.path),
+        config=config_around(model, call.site.path),
         mixed=mixed,
         merged=seen.merged,
         output=seen.output,
         bias=seen.bias,
     )
-
-
-def _config(model: nn.Module, path: str) -> PreTrainedConfig | None:
-    parts = path.split(".")
-    around = (model.get_submodule(".".join(parts[:n])) for n in range(len(parts), -1, -1))
-    configs = (getattr(module, "config", None) for module in around)
-    return next((c for c in configs if isinstance(c, PreTrainedConfig)), None)
 
 
 class _Watcher:
