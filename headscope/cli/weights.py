@@ -30,4 +30,4 @@ def write_weights(analysis: Analysis, path: Path, force: bool) -> None:
         arrays[f"queries.{name}"] = np.array(one.queries, dtype=np.str_)
         arrays[f"keys.{name}"] = np.array(one.keys, dtype=np.str_)
     with replacing(path, force) as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # allow_pickle, which the oldest NumPy would write as an array

@@ -46,7 +46,7 @@ def to_bytes(part: Part) -> bytes:
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     out = io.BytesIO()
     # Compressed, since the rows of texts repeat their places.
-    np.savez_compressed(out, allow_pickle=False, **arrays)
+    np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # allow_pickle, which the oldest NumPy would write as an array
     return out.getvalue()
 
 

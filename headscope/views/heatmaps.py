@@ -75,6 +75,8 @@ def picture(build: Callable[[], Figure], file_format: str, dpi: int) -> bytes:
         figure = build()
         # Vector formats count 72 dots an inch; letters must be measured at the size at which they are drawn.
         figure.set_dpi(dpi if file_format == "png" else 72)
+        if file_format == "png":
+            _check_size(*(figure.get_size_inches() * dpi))
         # Asking for the box here and not with bbox_inches="tight" saves drawing everything twice.
         canvas = FigureCanvasAgg(figure)
         box = figure.get_tightbbox(canvas.get_renderer()).padded(0.06)  # type: ignore[no-untyped-call]  # their stubs
