@@ -25,6 +25,12 @@ IMPORTS = (
     "transformers.modeling_utils",
     "matplotlib.figure",
     "headscope.cli.main",
+    *(
+        f"headscope.cli.{name}"
+        for name in ("analyze", "compare", "convert", "heatmap", "importance", "prune", "report")
+    ),
+    *(f"headscope.cli.{name}" for name in ("analyze", "compare", "convert", "heatmap", "importance", "prune")),
+    *(f"headscope.cli.{name}" for name in ("report", "size", "verify")),
     "headscope.heads.analysis",
     "headscope.pruning.command",
 )

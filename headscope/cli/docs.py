@@ -21,13 +21,14 @@ Output = Annotated[
 ]
 
 
-def docs(context: typer.Context, output: Output = None, force: options.Force = False) -> None:
+def docs(output: Output = None, force: options.Force = False) -> None:
     """Print the reference of every command and option, as Markdown."""
+    from headscope.cli.main import app  # which imports the others
+
     with reported(debug=False):
         sink = Sink(output, force)
         sink.check()
-        assert context.parent is not None
-        sink.text(reference(context.parent.command))
+        sink.text(reference(typer.main.get_command(app)))
 
 
 def reference(group: Any) -> str:

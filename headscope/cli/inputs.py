@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headscope.errors import InputError
-from headscope.reading.whole import bytes_of
 
 # No vocabulary has more, and Python refuses to read thousands of digits.
 _ID = re.compile(r"[0-9]{1,18}")
@@ -76,6 +75,8 @@ def check_combination(texts: object, ids: object, decoder_texts: object, media: 
 
 
 def _read_file(path: Path) -> str:
+    from headscope.reading.whole import bytes_of
+
     if str(path) == "-":
         data = bytes_of(sys.stdin.buffer, "standard input")
     else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
@@ -12,39 +13,23 @@ import typer
 
 from headscope import __version__
 from headscope.cli import signals
-from headscope.cli.analyze import analyze
-from headscope.cli.compare import compare
-from headscope.cli.convert import convert
-from headscope.cli.docs import docs
 from headscope.cli.errors import report, reported
 from headscope.cli.examples import epilog
-from headscope.cli.heatmap import heatmap
-from headscope.cli.importance import importance
-from headscope.cli.prune import prune
-from headscope.cli.report import report_page
-from headscope.cli.size import size
-from headscope.cli.verify import verify
 from headscope.files import undisturbed
 
-app = typer.Typer(
-    help="What every attention head of a transformer does: measured, labelled, shown.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "analyze": analyze,
-    "heatmap": heatmap,
-    "report": report_page,
-    "verify": verify,
-    "importance": importance,
-    "prune": prune,
-    "convert": convert,
-    "compare": compare,
-    "size": size,
-    "docs": docs,
+# Each command's module and function; only those that are asked for are imported.
+_COMMANDS = {
+    "analyze": ("analyze", "analyze"),
+    "heatmap": ("heatmap", "heatmap"),
+    "report": ("report", "report_page"),
+    "verify": ("verify", "verify"),
+    "importance": ("importance", "importance"),
+    "prune": ("prune", "prune"),
+    "convert": ("convert", "convert"),
+    "compare": ("compare", "compare"),
+    "size": ("size", "size"),
+    "docs": ("docs", "docs"),
 }
-for _name, _function in _COMMANDS.items():
-    app.command(_name, epilog=epilog(_name))(_function)
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,7 +38,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def _top(
     context: typer.Context,
     version: Annotated[
@@ -62,6 +46,29 @@ def _top(
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def app_of(names: Collection[str]) -> typer.Typer:
+    """The command line with some of its commands."""
+    app = typer.Typer(
+        help="What every attention head of a transformer does: measured, labelled, shown.",
+        # Options that belong to no command, and take a tenth of a second.
+        add_completion=len(names) > 1,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_top)
+    for name in names:
+        module, function = _COMMANDS[name]
+        app.command(name, epilog=epilog(name))(getattr(import_module(f"headscope.cli.{module}"), function))
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: all of it, for completion and documentation."""
+    if name != "app":
+        raise AttributeError(name)
+    return app_of(_COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -105,6 +112,8 @@ def _open_streams() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     """The exit code of a command line."""
+    arguments = sys.argv[1:] if argv is None else argv
+    app = app_of(arguments[:1] if arguments and arguments[0] in _COMMANDS else _COMMANDS)
     try:
         return app(args=argv, prog_name="headscope", standalone_mode=False) or 0
     except typer.TyperException as exc:

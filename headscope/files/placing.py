@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import sys
@@ -80,6 +79,8 @@ def exchange(a: Path, b: Path) -> bool:
 @cache
 def _system_call() -> Any:
     """The function that exchanges two names, which Python itself does not offer."""
+    import ctypes  # takes a while, and is not always needed
+
     try:
         return getattr(ctypes.CDLL(None), "renamex_np" if sys.platform == "darwin" else "renameat2")
     except (AttributeError, OSError, TypeError):

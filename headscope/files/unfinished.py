@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from headscope.files.undisturbed import undisturbed
 
@@ -108,7 +107,7 @@ def _stem(target: Path) -> str:
 
 def _made(target: Path, directory: bool) -> Part | None:
     """A part; None if somebody took it for a leftover between two of these steps."""
-    path = target.with_name(f".{_stem(target)}.{token_hex(4)}.part")
+    path = target.with_name(f".{_stem(target)}.{os.urandom(4).hex()}.part")
     _OURS[path] = None
     if directory:
         path.mkdir()
