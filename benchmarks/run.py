@@ -26,7 +26,7 @@ PLAN: tuple[tuple[str, str, list[str]], ...] = (
     ("corpus-smollm2", "corpus", ["--model", "smollm2", "--texts", "100"]),
     ("corpus-memory", "corpus", ["memory"]),
     ("importance-packaged", "importance", ["--model", "packaged"]),
-    ("importance-smollm2", "importance", ["--model", "smollm2"]),
+    ("importance-smollm2", "importance", ["--model", "smollm2", "--texts", "16", "--repair-tokens", "8192"]),
     ("prune", "prune", []),
     ("agreement-packaged", "agreement", ["--model", "packaged"]),
     ("agreement-smollm2", "agreement", ["--model", "smollm2", "--only", "half", "--lengths", "12", "40", "150", "512"]),
