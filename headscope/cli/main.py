@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
@@ -17,6 +17,7 @@ from headscope.cli.errors import report, reported
 from headscope.cli.examples import epilog
 from headscope.files import undisturbed
 
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Each command's module and function; only those that are asked for are imported.
 _COMMANDS = {
     "analyze": ("analyze", "analyze"),
@@ -48,27 +49,37 @@ def _top(
         print(context.get_help())
 
 
-def app_of(names: Collection[str]) -> typer.Typer:
-    """The command line with some of its commands."""
-    app = typer.Typer(
-        help="What every attention head of a transformer does: measured, labelled, shown.",
-        # Options that belong to no command, and take a tenth of a second.
-        add_completion=len(names) > 1,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: all commands, for completion, help and documentation."""
+    if name != "app":
+        raise AttributeError(name)
+    app = _app(completion=True)
     app.callback(invoke_without_command=True)(_top)
-    for name in names:
-        module, function = _COMMANDS[name]
-        app.command(name, epilog=epilog(name))(getattr(import_module(f"headscope.cli.{module}"), function))
+    for command in _COMMANDS:
+        _add(app, command)
     return app
 
 
-def __getattr__(name: str) -> typer.Typer:
-    """`app`: all of it, for completion and documentation."""
-    if name != "app":
-        raise AttributeError(name)
-    return app_of(_COMMANDS)
+def _only(name: str) -> typer.Typer:
+    """One command by itself: options of a group would be read first, with libraries that take a while to load."""
+    app = _app(completion=False)
+    _add(app, name)
+    return app
+
+
+def _app(*, completion: bool) -> typer.Typer:
+    return typer.Typer(
+        help="What every attention head of a transformer does: measured, labelled, shown.",
+        add_completion=completion,
+        pretty_exceptions_enable=False,
+        context_settings=_SETTINGS,
+    )
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    module, function = _COMMANDS[name]
+    command = getattr(import_module(f"headscope.cli.{module}"), function)
+    app.command(name, epilog=epilog(name), context_settings=_SETTINGS)(command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -113,9 +124,12 @@ def _open_streams() -> None:
 def _run(argv: Sequence[str] | None) -> int:
     """The exit code of a command line."""
     arguments = sys.argv[1:] if argv is None else argv
-    app = app_of(arguments[:1] if arguments and arguments[0] in _COMMANDS else _COMMANDS)
     try:
-        return app(args=argv, prog_name="headscope", standalone_mode=False) or 0
+        if arguments and arguments[0] in _COMMANDS:
+            app, program, arguments = _only(arguments[0]), f"headscope {arguments[0]}", arguments[1:]
+        else:
+            app, program = __getattr__("app"), "headscope"
+        return app(args=arguments, prog_name=program, standalone_mode=False) or 0
     except typer.TyperException as exc:
         report(exc.format_message(), f"{_command_of(exc)} --help shows what it takes")
         return exc.exit_code
