@@ -154,7 +154,7 @@ def test_the_install_commands_fit_the_project() -> None:
         (extras,) = re.findall(r'-e "\.\[([\w,-]+)\]"', script)
         assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     assert MAIN_JOB == 'headscope analyze "The cat sat on the mat because it was tired." --layer 5'
-    assert INSTALL[1].splitlines()[-1] == ".venv/bin/python -m pytest -n 3"
+    assert INSTALL[1].splitlines()[-1] == ".venv/bin/python -m pytest -n 2"
 
 
 def test_every_extra_is_mentioned() -> None:
