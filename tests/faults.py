@@ -60,9 +60,8 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "convert": (["convert", "pruned", "--save-as", "masked", "-o", "out/a"], ("a",)),
     "workers": ([*CORPUS, "--workers", "2"], ("a.json",)),
-    "ray": ([*CORPUS, "--runner", "ray", "--workers", "1"], ("a.json",)),
 }
-SLOW = ("workers", "ray")
+SLOW = ("workers",)
 KINDS = {"INT": [signal.SIGINT], "INT INT": [signal.SIGINT] * 2, "TERM": [signal.SIGTERM], "KILL": [signal.SIGKILL]}
 CODES = {"INT": 130, "INT INT": 130, "TERM": 143, "KILL": -9}
 
