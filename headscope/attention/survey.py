@@ -85,10 +85,11 @@ class Surveying:
             for number, marks in enumerate(column[band.examples, wide]):
                 flat = grid[number].reshape(-1, powers.shape[-1])
                 rows[number] += torch.mv(flat, marks).view(rows[number].shape)
+        heads = self._heads_of(grid)
         for name, of in self.wanted.cells.items():
             example, row, key = _of_band(band, of(band.rows, wide), len(self.wanted.counted))
             place = grid.stride(0) * (example - band.examples.start) + grid.stride(2) * (row - band.rows.start)
-            values = torch.take(powers, self._heads_of(grid) + (place + key - wide.start))
+            values = torch.take(powers, heads + (place + key - wide.start))
             into = self.onto[name].flatten(2)[band.heads]
             into.index_add_(2, example * self.problem.visibility.rows + row, values)
 
